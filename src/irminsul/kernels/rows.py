@@ -1,0 +1,111 @@
+"""Moving cached rows: gather, turn, scatter, for all layers at once.
+
+This is the plain reference, on any device; its result defines what a faster version must give.
+
+Shape letters: ``L`` layers, ``S`` slots of the pool, ``W`` row width, ``N`` rows to move, ``P`` pairs.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from irminsul.errors import InputError
+from irminsul.layout import RowLayout
+from irminsul.rope import AngleSource, Pairing, RopeSpec, rotate
+
+TEMPORARY_BYTES = 64 * 2**20
+"""What one block of a move may hold beside the pool."""
+
+
+def move_rows(
+    pool_LSW: Tensor,
+    layout: RowLayout,
+    rope: RopeSpec,
+    source_slots_N: Tensor,
+    target_slots_N: Tensor,
+    source_positions_N: Tensor,
+    target_positions_N: Tensor,
+    angle_source: AngleSource = AngleSource.EXACT,
+) -> None:
+    """Write to each target slot, in every layer, the row of its source slot as it would stand at the target position.
+
+    The latent is copied, the rotary part is turned by the angle of the move and rounded once; nothing is scaled.
+    A row that stands where it stood is copied bit for bit. All sources are read before any target is written, so
+    the two sets of slots may overlap.
+
+    Rows are moved in blocks of at most `TEMPORARY_BYTES`. If a slot is both read and written, a block holds all rows
+    of one or more layers, because no block may write what a later one reads.
+
+    Args:
+        pool_LSW: the rows of all layers, of the layout's dtype and width; written in place.
+        layout: what a row is.
+        rope: how the model turns its keys.
+        source_slots_N: where each row is; integers. A slot may be named more than once.
+        target_slots_N: where it goes; integers, each named once.
+        source_positions_N: the position it was computed at; integers.
+        target_positions_N: the position it takes; integers.
+        angle_source: EXACT, or TABLE to reproduce an engine whose tables are float32.
+
+    Raises:
+        InputError: pool, layout and rope do not fit one another.
+    """
+    _check_pool(pool_LSW, layout, rope)
+    indices = (source_slots_N, target_slots_N, source_positions_N, target_positions_N)
+    sources_N, targets_N, old_N, new_N = (_index(index_N, pool_LSW.device) for index_N in indices)
+    _check_slots(sources_N, targets_N, old_N, new_N, slots=pool_LSW.shape[1])
+    overlap = bool(torch.isin(targets_N, sources_N).any())
+    for layers, rows in _blocks(pool_LSW.shape[0], len(sources_N), _temporary_bytes(layout), overlap=overlap):
+        angles_NP = rope.move_angles(old_N[rows], new_N[rows], angle_source)
+        _move_block(pool_LSW[layers], layout, rope.pairing, sources_N[rows], targets_N[rows], angles_NP)
+
+
+def _move_block(
+    pool_LSW: Tensor, layout: RowLayout, pairing: Pairing, sources_N: Tensor, targets_N: Tensor, angles_NP: Tensor
+) -> None:
+    moved_LNW = pool_LSW.index_select(1, sources_N)
+    _, rope_LNR = layout.split(moved_LNW)
+    rope_LNR.copy_(rotate(rope_LNR, angles_NP, pairing))
+    pool_LSW.index_copy_(1, targets_N, moved_LNW)
+
+
+def _blocks(layers: int, rows: int, row_bytes: int, *, overlap: bool) -> Iterator[tuple[slice, slice]]:
+    """Cut a move into blocks (layers, rows) of bounded memory, none of which writes what a later one reads."""
+    if overlap:
+        step = max(1, TEMPORARY_BYTES // max(1, rows * row_bytes))
+        yield from ((slice(first, first + step), slice(0, rows)) for first in range(0, layers, step))
+    else:
+        step = max(1, TEMPORARY_BYTES // (layers * row_bytes))
+        yield from ((slice(0, layers), slice(first, first + step)) for first in range(0, rows, step))
+
+
+def _temporary_bytes(layout: RowLayout) -> int:
+    """Bytes that moving one row of one layer holds at its peak.
+
+    The gathered row; four float32 copies of its rotary part while it is turned; and its angles, cosines and sines in
+    float64 and float32 (20 bytes a value), counted here as if each layer had its own.
+    """
+    return layout.bytes_per_token(1) + (4 * 4 + 20) * layout.rope_dim
+
+
+def _check_pool(pool_LSW: Tensor, layout: RowLayout, rope: RopeSpec) -> None:
+    if pool_LSW.dim() != 3 or pool_LSW.shape[-1] != layout.width:
+        raise InputError(f"a pool must be [layers, slots, {layout.width}], got shape {tuple(pool_LSW.shape)}")
+    if pool_LSW.dtype != getattr(torch, layout.dtype):
+        raise InputError(f"the pool holds {pool_LSW.dtype}, but its layout says {layout.dtype}")
+    if rope.rotary_dim != layout.rope_dim:
+        raise InputError(f"the model turns {rope.rotary_dim} values, but a row has {layout.rope_dim} rotary values")
+
+
+def _index(index_N: Tensor, device: torch.device) -> Tensor:
+    assert index_N.dim() == 1, index_N.shape
+    assert not index_N.is_floating_point(), index_N.dtype
+    return index_N.to(device=device, dtype=torch.int64)
+
+
+def _check_slots(sources_N: Tensor, targets_N: Tensor, old_N: Tensor, new_N: Tensor, *, slots: int) -> None:
+    assert len(sources_N) == len(targets_N) == len(old_N) == len(new_N), "one slot and one position for each row"
+    for slots_N in (sources_N, targets_N):
+        assert bool(((slots_N >= 0) & (slots_N < slots)).all()), "a slot lies outside the pool"
+    ordered_N = targets_N.sort().values
+    assert bool((ordered_N[1:] > ordered_N[:-1]).all()), "two rows go to the same slot"

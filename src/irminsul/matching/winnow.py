@@ -1,0 +1,280 @@
+"""The default matcher: winnowed k-gram fingerprints nominate, tokens verify, runs extend both ways.
+
+*k-gram*: k consecutive tokens. *window*: w consecutive k-grams. In each window the k-gram with the least hash is
+*selected* (the rightmost of equals; Schleimer, Wilkerson, Aiken, SIGMOD 2003). A run shared by prompt and donor of at
+least k + w - 1 tokens contains a whole window of both, both select the same k-gram there, and so the run has a seed:
+by construction, wherever it stands, without markers, and independent of where the prefix ended.
+
+Each seed is verified token by token and extended left and right along the donor to the maximal run. Runs of one
+prompt end up disjoint, the longer one keeping an overlap. The work is bounded: a seed whose k-gram lies inside what
+is already covered is passed over, and once ``MAX_WORK`` comparisons per prompt token are spent, runs are no longer
+extended into what is covered, which makes the rest linear whatever the text.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from irminsul.errors import InputError
+from irminsul.matching.fingerprint_index import FingerprintIndex, index_get, index_put
+from irminsul.matching.slot_store import SlotStore, donor_slots, following_slot, tokens_end_at
+from irminsul.plan import Run
+
+MAX_WORK = 8000
+
+
+@dataclass(frozen=True)
+class WinnowConfig:
+    """k-gram length, window length, and candidates kept and tried for each fingerprint."""
+
+    k: int = 24
+    w: int = 41
+    candidates: int = 4
+
+    def __post_init__(self) -> None:
+        if self.k < 2 or self.w < 1 or self.candidates < 1:
+            raise InputError(f"winnow needs k >= 2, w >= 1 and candidates >= 1, got {self}")
+
+    @property
+    def guarantee(self) -> int:
+        """Every shared run of at least this many tokens has a seed."""
+        return self.k + self.w - 1
+
+    @classmethod
+    def for_guarantee(cls, tokens: int) -> "WinnowConfig":
+        """Return the setting for a guarantee of 32, 64 or 128 tokens (docs/design.md says how they were chosen)."""
+        settings = {32: cls(16, 17), 64: cls(24, 41), 128: cls(32, 97)}
+        if tokens not in settings:
+            raise InputError(f"no winnow setting guarantees {tokens} tokens; valid guarantees: 32, 64, 128")
+        return settings[tokens]
+
+
+class _Found(NamedTuple):
+    """Runs in columns: target [start, end) and the donor slot of the last token."""
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    last_slot: NDArray[np.int32]
+
+
+class WinnowMatcher:
+    """Winnowed fingerprints of the rows in a slot store.
+
+    Args:
+        capacity: slots of the store.
+        config: k, w and candidates.
+        seed: key of the hash. Fingerprints of one process mean nothing in another, so collisions cannot be prepared.
+    """
+
+    def __init__(self, capacity: int, config: WinnowConfig, seed: int) -> None:
+        self.config = config
+        self._index = FingerprintIndex(capacity, candidates=config.candidates, spacing=max(1, config.w // 2))
+        # Odd and large: consecutive powers fill all 64 bits.
+        self._base = np.uint64(_splitmix(seed) | 1)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the index."""
+        return self._index.nbytes
+
+    def add(
+        self, store: SlotStore, number: int, tokens: NDArray[np.int32], slots: NDArray[np.int32], start: int
+    ) -> None:
+        """Index the sequence's positions from ``start``; earlier ones are read as left context only."""
+        del store
+        # The first window that holds a new k-gram begins k + w - 2 tokens before the first new token.
+        context = max(0, start - (self.config.guarantee - 1))
+        _register(
+            self._index.arrays,
+            tokens[context:],
+            slots[context:],
+            self.config.k,
+            self.config.w,
+            self._base,
+            self._salt(number),
+            self.config.candidates,
+        )
+
+    def drop(self, slots: NDArray[np.int32]) -> None:
+        """Forget freed slots."""
+        self._index.drop(slots)
+
+    def find(self, store: SlotStore, number: int, tokens: NDArray[np.int32], start: int) -> list[Run]:
+        """Return disjoint runs of ``tokens[start:]`` found in live rows of a namespace, ascending, none below k."""
+        config = self.config
+        count, found = _search(
+            store.arrays,
+            self._index.arrays,
+            tokens,
+            start,
+            config.k,
+            config.w,
+            self._base,
+            self._salt(number),
+            number,
+            config.candidates,
+        )
+        runs = []
+        for i in range(count):
+            length = int(found.end[i] - found.start[i])
+            # What a longer run left of its neighbour may be next to nothing.
+            if length < config.k:
+                continue
+            slots = donor_slots(store.arrays, int(found.last_slot[i]), length)
+            runs.append(Run(int(found.start[i]), int(store.arrays.position[slots[0]]), slots))
+        return runs
+
+    def _salt(self, number: int) -> np.uint64:
+        return np.uint64(_splitmix(self._seed ^ (number + 1)))
+
+
+def _splitmix(value: int) -> int:
+    mask = (1 << 64) - 1
+    value = (value + 0x9E3779B97F4A7C15) & mask
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return value ^ (value >> 31)
+
+
+@njit(cache=True, nogil=True)
+def kgram_hashes(tokens, k, base, salt):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Hash every k-gram: polynomial in ``base`` modulo 2**64, then mixed with ``salt``; shape [n - k + 1]."""
+    n = len(tokens) - k + 1
+    hashes = np.empty(max(n, 0), dtype=np.uint64)
+    if n <= 0:
+        return hashes
+    leaving = np.uint64(1)
+    for _ in range(k):
+        leaving *= base
+    rolling = np.uint64(0)
+    for i in range(len(tokens)):
+        rolling = rolling * base + np.uint64(tokens[i] + 1)
+        if i >= k:
+            rolling -= leaving * np.uint64(tokens[i - k] + 1)
+        if i >= k - 1:
+            mixed = rolling ^ salt
+            mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+            mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+            # 0 means "not indexed" in the index.
+            hashes[i - k + 1] = max(mixed ^ (mixed >> np.uint64(33)), np.uint64(1))
+    return hashes
+
+
+@njit(cache=True, nogil=True)
+def select(hashes, w):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Return the ascending indices of the k-grams that some window of ``w`` selects."""
+    n = len(hashes)
+    selected = np.empty(max(n, 0), dtype=np.int64)
+    count = 0
+    least = -1
+    for right in range(w - 1, n):
+        left = right - w + 1
+        if least < left:
+            least = left
+            for i in range(left + 1, right + 1):
+                if hashes[i] <= hashes[least]:
+                    least = i
+        elif hashes[right] <= hashes[least]:
+            least = right
+        else:
+            continue
+        selected[count] = least
+        count += 1
+    return selected[:count]
+
+
+@njit(cache=True, nogil=True)
+def _register(index, tokens, slots, k, w, base, salt, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    hashes = kgram_hashes(tokens, k, base, salt)
+    previous = np.uint64(0)
+    previous_at = -w - 1
+    for at in select(hashes, w):
+        # In text of a period below w every window selects the same k-gram again. Only the first of such a stretch is
+        # kept: from there a match runs on to the end of the stretch, and the newest copies do not push it out.
+        if hashes[at] != previous or at - previous_at > w:
+            index_put(index, slots[at + k - 1], hashes[at], candidates)
+        previous = hashes[at]
+        previous_at = at
+
+
+@njit(cache=True, nogil=True)
+def _search(store, index, tokens, start, k, w, base, salt, number, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    n = len(tokens)
+    hashes = kgram_hashes(tokens[start:], k, base, salt)
+    seeds = select(hashes, w)
+    run_start = np.empty(len(seeds), dtype=np.int64)
+    run_end = np.empty(len(seeds), dtype=np.int64)
+    run_last = np.empty(len(seeds), dtype=np.int32)
+    runs = 0
+    covered = start
+    work = 0
+    slots = np.empty(candidates, dtype=np.int32)
+    for seed in seeds:
+        end = start + seed + k
+        if end <= covered:
+            continue
+        best_end = covered
+        best_start = n
+        best_last = np.int32(-1)
+        leftmost = start if work < MAX_WORK * (n - start) else covered
+        for c in range(index_get(index, hashes[seed], slots)):
+            slot = slots[c]
+            if not tokens_end_at(store, slot, tokens, end, k, number):
+                continue
+            last, right = _extend_right(store, slot, tokens, end, number)
+            left = _extend_left(store, slot, tokens, end, leftmost, number)
+            work += right - left
+            if right > best_end or (right == best_end and left < best_start):
+                best_end = right
+                best_start = left
+                best_last = last
+        if best_end > covered:
+            runs = _push(run_start, run_end, run_last, runs, best_start, best_end, best_last, store.previous)
+            covered = best_end
+    return runs, _Found(run_start, run_end, run_last)
+
+
+@njit(cache=True, nogil=True)
+def _extend_right(store, slot, tokens, end, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    while end < len(tokens):
+        following = following_slot(store, slot, tokens[end])
+        if following < 0 or store.namespace[following] != number:
+            break
+        slot = following
+        end += 1
+    return slot, end
+
+
+@njit(cache=True, nogil=True)
+def _extend_left(store, slot, tokens, end, leftmost, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    begin = end
+    while begin > leftmost and slot >= 0 and store.token[slot] == tokens[begin - 1] and store.namespace[slot] == number:
+        slot = store.previous[slot]
+        begin -= 1
+    return begin
+
+
+@njit(cache=True, nogil=True)
+def _push(run_start, run_end, run_last, runs, begin, end, last, previous):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Append a run that ends behind all others; of two that overlap the longer keeps the overlap."""
+    while runs > 0 and run_start[runs - 1] >= begin:
+        runs -= 1
+    if runs > 0 and run_end[runs - 1] > begin:
+        if run_end[runs - 1] - run_start[runs - 1] >= end - begin:
+            begin = run_end[runs - 1]
+        else:
+            # Shorten the earlier run from its end; its donor is read backwards from the last slot.
+            for _ in range(run_end[runs - 1] - begin):
+                run_last[runs - 1] = previous[run_last[runs - 1]]
+            run_end[runs - 1] = begin
+    run_start[runs] = begin
+    run_end[runs] = end
+    run_last[runs] = last
+    return runs + 1

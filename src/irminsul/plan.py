@@ -1,0 +1,249 @@
+"""What to do with each token of a prompt: the reuse plan, as a pure function.
+
+A plan tiles the prompt with segments, in order::
+
+    |-- prefix --|-- approximate prefix --|-- gap --|-- shifted --|-- gap --|-- shifted --|-- gap --|
+     lossless      this session's own       computed   copied and            always at least one
+                   derived rows                        rotated               computed token at the end
+
+Prefix hits are lossless. Everything else that is not a gap is approximate: the latent of a shifted row was
+computed behind other text. Rules, in the order they are applied to the runs a matcher found:
+
+1. Positions below ``carve_out`` are computed unless the prefix holds them (attention sinks, paper section 7.1).
+2. A run keeps at least ``min_run`` tokens or is dropped.
+3. The longest ``max_runs`` runs are kept.
+4. A run that splits one gap into two must save more than ``gap_cost`` tokens.
+5. The first ``recompute`` tokens of each run are computed (the quality knob of EPIC and CacheBlend).
+6. If all runs together save fewer than ``min_recovered`` tokens, none is used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from irminsul.errors import InputError
+
+
+class Mode(StrEnum):
+    """What a server does with plans."""
+
+    OFF = "off"
+    """Exact prefix only; nothing is matched or indexed."""
+    OBSERVE = "observe"
+    """Plan and count, but compute as if the mode were ``off``."""
+    LIVE = "live"
+    """Reuse shifted rows."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Mode":
+        """Read a mode name; InputError lists the valid ones."""
+        try:
+            return cls(text)
+        except ValueError:
+            choices = ", ".join(mode.value for mode in cls)
+            raise InputError(f"unknown irminsul mode {text!r}; valid modes: {choices}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A stretch of the prompt whose tokens were found in cached rows, all moved by the same distance."""
+
+    start: int
+    """First target position."""
+    source_start: int
+    """Position of the first donor row in its own sequence."""
+    slots: NDArray[np.int32]
+    """Donor slot of each token, shape [length]."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the run."""
+        return len(self.slots)
+
+    @property
+    def end(self) -> int:
+        """One past the last target position."""
+        return self.start + len(self.slots)
+
+    @property
+    def delta(self) -> int:
+        """Target position minus source position; the distance each row moves."""
+        return self.start - self.source_start
+
+    def slice(self, start: int, end: int) -> "Run":
+        """Return the part of this run at target positions [start, end), which must lie inside it."""
+        offset = start - self.start
+        return Run(start, self.source_start + offset, self.slots[offset : offset + end - start])
+
+
+class SegmentKind(StrEnum):
+    """How the rows of a segment come about."""
+
+    PREFIX = "prefix"
+    APPROXIMATE_PREFIX = "approximate_prefix"
+    SHIFTED = "shifted"
+    GAP = "gap"
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Target positions [start, end) of one kind; ``run`` is set for shifted segments only."""
+
+    kind: SegmentKind
+    start: int
+    end: int
+    run: Run | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens in the segment."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class ReusePolicy:
+    """The knobs of a plan; lengths and costs are in tokens."""
+
+    carve_out: int = 32
+    min_run: int = 64
+    max_runs: int = 16
+    gap_cost: float = 16.0
+    recompute: int = 0
+    min_recovered: int = 0
+    approximate_prefix: bool = True
+    """Whether a session may continue from its own derived rows."""
+
+    def __post_init__(self) -> None:
+        for name in ("carve_out", "max_runs", "gap_cost", "recompute", "min_recovered"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InputError(f"{name} must be a number >= 0, got {value!r}")
+        if self.min_run < 1:
+            raise InputError(f"min_run must be >= 1, got {self.min_run!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class ReusePlan:
+    """The ordered segments of one request; they tile [0, n_tokens)."""
+
+    n_tokens: int
+    segments: tuple[Segment, ...]
+
+    def tokens(self, kind: SegmentKind) -> int:
+        """Tokens in all segments of a kind."""
+        return sum(segment.length for segment in self.segments if segment.kind is kind)
+
+    @property
+    def gaps(self) -> list[Segment]:
+        """The segments to compute."""
+        return [segment for segment in self.segments if segment.kind is SegmentKind.GAP]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The shifted runs to copy."""
+        return [segment.run for segment in self.segments if segment.run is not None]
+
+    @property
+    def exact_end(self) -> int:
+        """Rows below this position are exact once computed; later ones are derived from approximate rows."""
+        for segment in self.segments:
+            if segment.kind in (SegmentKind.APPROXIMATE_PREFIX, SegmentKind.SHIFTED):
+                return segment.start
+        return self.n_tokens
+
+    def computed_positions(self) -> NDArray[np.int64]:
+        """Positions of all gap tokens, ascending."""
+        return np.concatenate([np.arange(gap.start, gap.end, dtype=np.int64) for gap in self.gaps])
+
+
+def make_plan(
+    n_tokens: int,
+    *,
+    prefix: int,
+    approximate_prefix: int = 0,
+    runs: Sequence[Run] = (),
+    policy: ReusePolicy,
+    reuse_limit: int | None = None,
+) -> ReusePlan:
+    """Tile a prompt of ``n_tokens`` with segments.
+
+    Args:
+        n_tokens: prompt length, at least 1.
+        prefix: tokens held by the lossless prefix.
+        approximate_prefix: further tokens held by derived rows of the same session.
+        runs: candidate runs, ascending and not overlapping, beyond both prefixes.
+        policy: the knobs.
+        reuse_limit: no token at or beyond this position may be reused (an engine that must return log
+            probabilities of prompt tokens sets it); the last token is always computed.
+
+    Returns:
+        A plan whose segments tile [0, n_tokens) and end in a gap.
+    """
+    assert n_tokens >= 1, n_tokens
+    assert prefix >= 0, prefix
+    assert approximate_prefix >= 0, approximate_prefix
+    limit = n_tokens - 1 if reuse_limit is None else max(0, min(n_tokens - 1, reuse_limit))
+    prefix = min(prefix, limit)
+    tail = min(prefix + approximate_prefix, limit)
+    kept = _usable_runs(runs, tail, limit, policy)
+    segments = [Segment(SegmentKind.PREFIX, 0, prefix)] if prefix else []
+    if tail > prefix:
+        segments.append(Segment(SegmentKind.APPROXIMATE_PREFIX, prefix, tail))
+    cursor = tail
+    for run in kept:
+        if run.start > cursor:
+            segments.append(Segment(SegmentKind.GAP, cursor, run.start))
+        segments.append(Segment(SegmentKind.SHIFTED, run.start, run.end, run))
+        cursor = run.end
+    segments.append(Segment(SegmentKind.GAP, cursor, n_tokens))
+    return ReusePlan(n_tokens, tuple(segments))
+
+
+def _usable_runs(runs: Sequence[Run], tail: int, limit: int, policy: ReusePolicy) -> list[Run]:
+    first = max(tail, policy.carve_out)
+    cut = [
+        run.slice(max(run.start, first), min(run.end, limit)) for run in runs if run.end > first and run.start < limit
+    ]
+    kept = [run for run in cut if run.length >= policy.min_run]
+    if len(kept) > policy.max_runs:
+        longest = sorted(kept, key=lambda run: (-run.length, run.start))[: policy.max_runs]
+        kept = sorted(longest, key=lambda run: run.start)
+    kept = _drop_costly(kept, tail, policy.gap_cost)
+    kept = _without_heads(kept, policy.recompute)
+    return kept if sum(run.length for run in kept) >= policy.min_recovered else []
+
+
+def _drop_costly(runs: list[Run], tail: int, gap_cost: float) -> list[Run]:
+    """Drop, worst first, runs that save no more tokens than the extra gap they make costs."""
+    runs = list(runs)
+    while runs:
+        ends = [tail, *(run.end for run in runs)]
+        # Behind the last run there is always a gap: the last token is computed.
+        starts = [*(run.start for run in runs[1:]), None]
+        worth = [
+            run.length - gap_cost * (run.start > before and run.end != after)
+            for run, before, after in zip(runs, ends, starts, strict=False)
+        ]
+        worst = int(np.argmin(worth))
+        if worth[worst] > 0:
+            break
+        del runs[worst]
+    return runs
+
+
+def _without_heads(runs: list[Run], recompute: int) -> list[Run]:
+    """Cut the first ``recompute`` tokens off each run, unless it continues the run before it by the same delta."""
+    if recompute == 0:
+        return runs
+    kept: list[Run] = []
+    previous: Run | None = None
+    for run in runs:
+        continues = previous is not None and previous.end == run.start and previous.delta == run.delta
+        head = 0 if continues else recompute
+        if run.length > head:
+            kept.append(run.slice(run.start + head, run.end))
+        previous = run
+    return kept

@@ -1,0 +1,1 @@
+"""Test doubles that ship with the package: tiny random checkpoints."""

@@ -1,0 +1,1 @@
+"""Request logs: reading them, replaying them, and what reuse they hold."""
