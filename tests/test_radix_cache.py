@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from irminsul.engine.pool import SlotPool
 from irminsul.errors import InputError
 from irminsul.namespace import Namespace
 from irminsul.radix_cache import Insertion, Node, RadixCache
 from irminsul.registry import Registry
+from irminsul.slot_pool import SlotPool
 
 NS = Namespace(tenant="a")
 OTHER = Namespace(tenant="b")

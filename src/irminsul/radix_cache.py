@@ -105,6 +105,16 @@ class RadixCache:
         self.locked_slots = 0
         self.evicted_slots = 0
 
+    @property
+    def capacity(self) -> int:
+        """Slot numbers are below this."""
+        return len(self._owner)
+
+    def grow(self, capacity: int) -> None:
+        """Admit slot numbers up to ``capacity`` (a replay without a bound learns its size as it goes)."""
+        more = max(0, capacity - len(self._owner))
+        self._owner = np.concatenate([self._owner, np.full(more, -1, dtype=np.int64)])
+
     def match(self, namespace: Namespace, tokens: NDArray[np.int32], *, derived: bool = False) -> PrefixMatch:
         """Return the longest prefix of ``tokens`` that the tree holds, and mark it as just used.
 

@@ -65,6 +65,7 @@ class Registry:
         special_tokens: Sequence[int] = (),
     ) -> None:
         self.name = matcher
+        self._special_tokens = special_tokens
         self.store = SlotStore(capacity)
         self.matcher = make_matcher(matcher, capacity, secrets.randbits(63) if seed is None else seed, special_tokens)
 
@@ -74,7 +75,7 @@ class Registry:
 
     def warm_up(self) -> None:
         """Have the compiled parts compiled now, not under the first request (seconds once, then read from disk)."""
-        scratch = Registry(256, matcher=self.name, seed=0)
+        scratch = Registry(256, matcher=self.name, seed=0, special_tokens=self._special_tokens)
         tokens = np.arange(256, dtype=np.int32)
         scratch.add(Namespace(), tokens, tokens, 0)
         scratch.find(Namespace(), tokens, 0)

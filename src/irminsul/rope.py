@@ -186,6 +186,38 @@ class RopeSpec:
         return torch.tensor(self.inv_freq, dtype=torch.float64, device=device)
 
 
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A rotation worked out for the positions of some vectors, to be applied to many: one set for all layers."""
+
+    cos_P: Tensor
+    """float32 [..., P], times the scale."""
+    sin_P: Tensor
+    still_P: Tensor | None
+    """Where the angle is 0 and nothing is scaled; None: nowhere."""
+    pairing: Pairing
+
+    @classmethod
+    def by(cls, angles_P: Tensor, pairing: Pairing, scale: float = 1.0) -> "Turn":
+        """Prepare a rotation; the arguments are those of `rotate`."""
+        still_P = angles_P == 0
+        unmoved = scale == 1.0 and bool(still_P.any())
+        cos_P, sin_P = angles_P.cos().to(torch.float32) * scale, angles_P.sin().to(torch.float32) * scale
+        return cls(cos_P, sin_P, still_P if unmoved else None, pairing)
+
+    def __call__(self, x_R: Tensor) -> Tensor:
+        """Turn vectors [..., R], float32 or narrower; see `rotate`."""
+        assert x_R.is_floating_point(), x_R.dtype
+        assert x_R.itemsize <= 4, x_R.dtype
+        assert x_R.shape[-1] == 2 * self.cos_P.shape[-1], (x_R.shape, self.cos_P.shape)
+        turned_R = _turn(x_R.to(torch.float32), self.cos_P, self.sin_P, self.pairing).to(x_R.dtype)
+        assert turned_R.shape == x_R.shape, (x_R.shape, self.cos_P.shape)
+        if self.still_P is None:
+            return turned_R
+        # x·1 - y·0 loses the sign of a negative zero, and makes NaN of an infinite y: choose, do not compute.
+        return torch.where(_pair(self.still_P, self.still_P, self.pairing), x_R, turned_R)
+
+
 def rotate(x_R: Tensor, angles_P: Tensor, pairing: Pairing, scale: float = 1.0) -> Tensor:
     """Turn rotary vectors by the angles given.
 
@@ -199,19 +231,29 @@ def rotate(x_R: Tensor, angles_P: Tensor, pairing: Pairing, scale: float = 1.0) 
     Returns:
         New vectors, shape and dtype of ``x_R``. With scale 1, a pair whose angle is 0 keeps every bit.
     """
-    assert x_R.is_floating_point(), x_R.dtype
-    assert x_R.itemsize <= 4, x_R.dtype
-    assert x_R.shape[-1] == 2 * angles_P.shape[-1], (x_R.shape, angles_P.shape)
-    cos_P = angles_P.cos().to(torch.float32) * scale
-    sin_P = angles_P.sin().to(torch.float32) * scale
-    first_P, second_P = _unpair(x_R.to(torch.float32), pairing)
-    turned_R = _pair(first_P * cos_P - second_P * sin_P, second_P * cos_P + first_P * sin_P, pairing).to(x_R.dtype)
-    assert turned_R.shape == x_R.shape, (x_R.shape, angles_P.shape)
-    if scale != 1.0:
-        return turned_R
-    # x·1 - y·0 loses the sign of a negative zero, and makes NaN of an infinite y: choose, do not compute.
-    still_P = angles_P == 0
-    return torch.where(_pair(still_P, still_P, pairing), x_R, turned_R)
+    return Turn.by(angles_P, pairing, scale)(x_R)
+
+
+def _turn(x_R: Tensor, cos_P: Tensor, sin_P: Tensor, pairing: Pairing) -> Tensor:
+    """Multiply each pair, as a complex number, by cos + i·sin; all float32.
+
+    Written out in real products, each rounded by itself: torch's complex product rounds differently at the end of a
+    vector than inside it, so that a row's bits would depend on what is moved with it.
+    """
+    first_P, second_P = _unpair(x_R, pairing)
+    return _pair(first_P * cos_P - second_P * sin_P, second_P * cos_P + first_P * sin_P, pairing)
+
+
+def _unpair(x_R: Tensor, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Return the first and the second value of each pair, [..., P] each."""
+    match pairing:
+        case Pairing.INTERLEAVED:
+            return x_R[..., 0::2], x_R[..., 1::2]
+        case Pairing.HALF_SPLIT:
+            half = x_R.shape[-1] // 2
+            return x_R[..., :half], x_R[..., half:]
+        case _:
+            assert_never(pairing)
 
 
 def apply_rope(x_R: Tensor, positions: Tensor, spec: RopeSpec, source: AngleSource = AngleSource.EXACT) -> Tensor:
@@ -234,18 +276,6 @@ def _column(positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Integer positions [...] as [..., 1] of a floating dtype, ready to multiply frequencies [P]."""
     assert not positions.is_floating_point(), positions.dtype
     return positions[..., None].to(dtype)
-
-
-def _unpair(x_R: Tensor, pairing: Pairing) -> tuple[Tensor, Tensor]:
-    """Return the first and the second value of each pair, [..., P] each."""
-    match pairing:
-        case Pairing.INTERLEAVED:
-            return x_R[..., 0::2], x_R[..., 1::2]
-        case Pairing.HALF_SPLIT:
-            half = x_R.shape[-1] // 2
-            return x_R[..., :half], x_R[..., half:]
-        case _:
-            assert_never(pairing)
 
 
 def _pair(first_P: Tensor, second_P: Tensor, pairing: Pairing) -> Tensor:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irminsul.errors import InputError
+from irminsul.matching import cdc
 from irminsul.matching.cdc import (
     MASK,
     MAX_CHUNK,
@@ -122,6 +123,11 @@ def test_compiled_equals_reference(tokens, special):
     assert cuts.tolist() == cut_points_reference(tokens.tolist(), special)
 
 
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_compiled_gear_is_the_gear(token):
+    assert int(cdc._gear(np.int32(token))) == gear(token)
+
+
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=300))
 def test_any_int32_is_a_token(ids):
     tokens = np.array(ids, dtype=np.int32)
@@ -202,10 +208,11 @@ def test_exactly_the_last_seven_tokens_decide():
     assert set(unheard) == {0, 64}, "the seventh token from the end is heard in the top masked bit alone"
 
 
-def test_mean_chunk_of_random_text():
+def test_lengths_of_chunks_of_random_text():
     """After 32 tokens each has 1 chance in 128: the mean is about 31 + 128, less what the clamp at 512 takes."""
     lengths = np.diff(cut_points(random_text(2, 200_000)))
     assert 145 <= lengths.mean() <= 165
+    assert (lengths[:-1].min(), lengths.max()) == (MIN_CHUNK, MAX_CHUNK), "both limits are themselves allowed"
 
 
 def test_forced_cut_table_refuses_negative_ids():

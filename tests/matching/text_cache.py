@@ -1,5 +1,7 @@
 """A stand-in for the cache that owns the rows, a plain model of what it holds, and oracles that know only the model."""
 
+from collections import Counter
+
 import numpy as np
 
 from irminsul.namespace import Namespace
@@ -19,6 +21,7 @@ class TextCache:
         self.free = list(range(capacity))
         self.model = {}
         self.children = {}  # (namespace, previous slot or None, token) -> slot
+        self.continued = Counter()  # how many slots name this one as previous
 
     def path(self, namespace, tokens):
         """Return the slots of the longest cached prefix."""
@@ -39,6 +42,7 @@ class TextCache:
             previous = slots[-1] if slots else None
             self.model[slot] = (namespace, int(tokens[position]), position, previous)
             self.children[namespace, previous, int(tokens[position])] = slot
+            self.continued[previous] += 1
             slots.append(slot)
         slots = np.array(slots, dtype=np.int32)
         for end in sorted({step for step in steps if held < step < len(tokens)} | {len(tokens)}):
@@ -50,10 +54,11 @@ class TextCache:
         """Free the last slots of a text, except those that another text continues."""
         freed = []
         for slot in [slot for slot in slots[::-1].tolist() if slot in self.model]:
-            if any(previous == slot for _, _, _, previous in self.model.values()):
+            if self.continued[slot]:
                 break
             namespace, token, _, previous = self.model.pop(slot)
             del self.children[namespace, previous, token]
+            self.continued[previous] -= 1
             freed.append(slot)
         self.registry.drop(np.array(freed, dtype=np.int32))
         self.free.extend(freed)
@@ -78,10 +83,9 @@ class TextCache:
 
     def texts(self, namespace=NOBODY):
         """Return every maximal cached text of a namespace."""
-        continued = {previous for _, _, _, previous in self.model.values()}
         texts = []
         for slot, (owner, _, _, _) in self.model.items():
-            if owner == namespace and slot not in continued:
+            if owner == namespace and not self.continued[slot]:
                 text = []
                 step = slot
                 while step is not None:
@@ -93,13 +97,17 @@ class TextCache:
 
 def oracle_cover(texts, tokens, start, length):
     """Mark the positions of ``tokens[start:]`` in any stretch of ``length`` that some text holds, shape [n]."""
-    grams = {tuple(text[i : i + length]) for text in texts for i in range(len(text) - length + 1)}
+    grams = {gram for text in texts for gram in _grams(text, length)}
     cover = np.zeros(len(tokens), dtype=bool)
-    target = tokens.tolist()
-    for i in range(start, len(target) - length + 1):
-        if tuple(target[i : i + length]) in grams:
-            cover[i : i + length] = True
+    for i, gram in enumerate(_grams(tokens[start:], length)):
+        if gram in grams:
+            cover[start + i : start + i + length] = True
     return cover
+
+
+def _grams(text, length):
+    data = np.asarray(text, dtype=np.int32).tobytes()
+    return [data[4 * i : 4 * (i + length)] for i in range(len(text) - length + 1)]
 
 
 def cover_of(runs, n):

@@ -108,12 +108,14 @@ class AttentionPlan:
     absorbed_tokens: Index
     """Batch rows of the absorbed tokens."""
     materialised: tuple[SpanPlan, ...]
-    hidden_QQ: Tensor
-    """True where a query of a block must not see one of the block's own positions; smaller blocks use its corner."""
+    mask_QQ: Tensor
+    """Added to the scores of a block with its own positions: -inf behind each query; smaller blocks use its corner."""
 
     @classmethod
-    def of(cls, batch: ForwardBatch, config: ModelConfig, form: AttentionForm, device: torch.device) -> "AttentionPlan":
-        """Plan a batch; indices are put on ``device``."""
+    def of(
+        cls, batch: ForwardBatch, config: ModelConfig, form: AttentionForm, device: torch.device, dtype: torch.dtype
+    ) -> "AttentionPlan":
+        """Plan a batch for a model on ``device`` whose scores are of ``dtype``."""
         absorbed: list[SpanPlan] = []
         materialised: list[SpanPlan] = []
         absorbed_tokens: list[Tensor] = []
@@ -128,8 +130,8 @@ class AttentionPlan:
                 materialised.append(_plan_span(span, positions_T, span.start, config, device))
         tokens_A = torch.cat(absorbed_tokens) if absorbed_tokens else torch.empty(0, dtype=torch.int64)
         widest = max(block.n_queries for plan in (*absorbed, *materialised) for block in plan.blocks)
-        hidden_QQ = torch.ones(widest, widest, dtype=torch.bool, device=device).triu_(1)
-        return cls(tuple(absorbed), _as_index(tokens_A, device), tuple(materialised), hidden_QQ)
+        mask_QQ = torch.full((widest, widest), float("-inf"), dtype=dtype, device=device).triu_(1)
+        return cls(tuple(absorbed), _as_index(tokens_A, device), tuple(materialised), mask_QQ)
 
 
 def _is_absorbed(positions_T: Tensor, config: ModelConfig, form: AttentionForm) -> bool:
@@ -191,7 +193,7 @@ class LatentAttention:
         if plan.absorbed:
             out_THV[plan.absorbed_tokens] = self._absorbed(query_THD[plan.absorbed_tokens], rows_SW, plan)
         for span in plan.materialised:
-            self._materialised(query_THD, rows_SW, span, plan.hidden_QQ, out_THV)
+            self._materialised(query_THD, rows_SW, span, plan.mask_QQ, out_THV)
         return out_THV
 
     @property
@@ -212,19 +214,19 @@ class LatentAttention:
                 # One key for all heads: queries and heads together are the rows of one product.
                 scores = query_AHW[block.start : block.end].flatten(0, 1) @ keys_SW.T
                 scores_QHS = scores.view(block.n_queries, self.n_heads, block.n_keys)
-                weights_QHS = _causal_softmax(scores_QHS, plan.hidden_QQ[: block.n_queries, None, : block.n_queries])
+                weights_QHS = _causal_softmax(scores_QHS, plan.mask_QQ[: block.n_queries, None, : block.n_queries])
                 out_AHC[block.start : block.end] = weights_QHS @ keys_SW[:, :latent_dim]
         return torch.bmm(out_AHC.transpose(0, 1), value_HVC.mT).transpose(0, 1)
 
     def _materialised(
-        self, query_THD: Tensor, rows_SW: Tensor, span: SpanPlan, hidden_QQ: Tensor, out_THV: Tensor
+        self, query_THD: Tensor, rows_SW: Tensor, span: SpanPlan, mask_QQ: Tensor, out_THV: Tensor
     ) -> None:
         """Attend the queries of one span, into their rows of ``out_THV``."""
         key_HSD, value_HSV = self._keys_and_values(rows_SW[span.slots])
         for block in span.blocks:
             query_HQD = query_THD[block.start : block.end].transpose(0, 1)
             scores_HQS = query_HQD @ key_HSD[:, : block.n_keys].mT
-            weights_HQS = _causal_softmax(scores_HQS, hidden_QQ[: block.n_queries, : block.n_queries])
+            weights_HQS = _causal_softmax(scores_HQS, mask_QQ[: block.n_queries, : block.n_queries])
             out_THV[block.start : block.end] = (weights_HQS @ value_HSV[:, : block.n_keys]).transpose(0, 1)
 
     def _keys_and_values(self, rows_SW: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,13 +238,13 @@ class LatentAttention:
         return key_HSD, value_HSV.contiguous()
 
 
-def _causal_softmax(scores: Tensor, hidden: Tensor) -> Tensor:
+def _causal_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     """Softmax over the last dimension, S, of a block's scores, which are written to.
 
-    The block's own positions are the last Q keys; ``hidden`` [..., Q] masks those behind each query. All other keys
-    are seen.
+    The block's own positions are the last Q keys; ``mask`` [..., Q] hides those behind each query. All other keys are
+    seen.
     """
-    n_queries = hidden.shape[-1]
+    n_queries = mask.shape[-1]
     if n_queries > 1:
-        scores[..., -n_queries:].masked_fill_(hidden, float("-inf"))
+        scores[..., -n_queries:].add_(mask)
     return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)

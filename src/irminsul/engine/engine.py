@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.model import MlaModel
-from irminsul.engine.pool import SlotPool
 from irminsul.engine.sampler import Sampler, SamplingState
 from irminsul.engine.sequence import Sequence
 from irminsul.engine.types import FinishReason, Request, StepOutput
@@ -34,6 +33,7 @@ from irminsul.namespace import Namespace
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
 from irminsul.radix_cache import RadixCache
 from irminsul.registry import Registry
+from irminsul.slot_pool import SlotPool
 
 _MODE_RANK = {Mode.OFF: 0, Mode.OBSERVE: 1, Mode.LIVE: 2}
 
@@ -50,6 +50,8 @@ class EngineConfig:
     max_running: int = 64
     max_waiting: int = 256
     matcher: str = "winnow64"
+    special_tokens: tuple[int, ...] = ()
+    """The chat template's special token ids; the anchored matchers cut there and need them."""
     policy: ReusePolicy = field(default_factory=ReusePolicy)
 
     def __post_init__(self) -> None:
@@ -97,7 +99,9 @@ class Engine:
         self._identity = identity
         self._pool = SlotPool(config.pool_slots, config.page_size)
         self._rows_LSW = model.new_pool(config.pool_slots)
-        self._registry = None if config.mode is Mode.OFF else Registry(config.pool_slots, matcher=config.matcher)
+        self._registry = None
+        if config.mode is not Mode.OFF:
+            self._registry = Registry(config.pool_slots, matcher=config.matcher, special_tokens=config.special_tokens)
         self._cache = RadixCache(config.pool_slots, page_size=config.page_size, listener=self._registry)
         if self._registry is not None:
             self._registry.warm_up()

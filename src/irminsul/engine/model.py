@@ -197,7 +197,7 @@ class MlaModel:
             rope=self.config.rope,
             angles_TP=self.config.rope.position_angles(positions_T, self.angle_source),
             out_slots_T=batch.out_slots_T.to(self.device),
-            plan=AttentionPlan.of(batch, self.config, form, self.device),
+            plan=AttentionPlan.of(batch, self.config, form, self.device, self.dtype),
         )
         x_TE = F.embedding(batch.token_ids_T.to(self.device), self.embedding)
         for layer, rows_SW in zip(self.layers, pool_LSW, strict=True):

@@ -72,24 +72,25 @@ def _draw(logits_V: Tensor, state: SamplingState) -> Drawn:
 
 def _draw_at_random(logits_V: Tensor, state: SamplingState) -> int:
     params = state.params
+    limited = 0 < params.top_k < len(logits_V)
+    tokens_K = _most_likely(logits_V, params.top_k) if limited else torch.arange(len(logits_V))
+    logits_K = logits_V[tokens_K]
     # From the largest downwards, so that no temperature, however small, makes an infinite quotient of it.
-    scaled_V = (logits_V - logits_V.max()) / params.temperature
-    tokens_K = _candidates(scaled_V, params)
-    probabilities_K = scaled_V[tokens_K].softmax(dim=-1)
+    probabilities_K = ((logits_K - logits_K.max()) / params.temperature).softmax(dim=-1)
     if params.top_p < 1.0:
-        before_K = probabilities_K.cumsum(0) - probabilities_K
-        n_kept = max(1, int((before_K < params.top_p).sum()))
-        tokens_K, probabilities_K = tokens_K[:n_kept], probabilities_K[:n_kept]
+        kept = _nucleus(logits_K, probabilities_K, params.top_p)
+        tokens_K, probabilities_K = tokens_K[kept], probabilities_K[kept]
     return int(tokens_K[_invert(probabilities_K.cumsum(0), state.random.random())])
 
 
-def _candidates(scaled_V: Tensor, params: SamplingParams) -> Tensor:
-    """Token ids the draw may choose from; most likely first where ``top_p`` needs the order."""
-    if 0 < params.top_k < len(scaled_V):
-        return _most_likely(scaled_V, params.top_k)
-    if params.top_p < 1.0:
-        return scaled_V.argsort(descending=True, stable=True)
-    return torch.arange(len(scaled_V))
+def _nucleus(logits_K: Tensor, probabilities_K: Tensor, top_p: float) -> Tensor:
+    """Indices of the fewest candidates whose probability reaches ``top_p``, in falling order, at least one."""
+    # Candidates below this share have less than 1 - top_p together, so none of them is needed: do not sort them.
+    indices = (probabilities_K >= (1.0 - top_p) / len(probabilities_K)).nonzero().flatten()
+    indices = indices[logits_K[indices].argsort(descending=True, stable=True)]
+    probabilities = probabilities_K[indices]
+    before = probabilities.cumsum(0) - probabilities
+    return indices[: max(1, int((before < top_p).sum()))]
 
 
 def _most_likely(values_V: Tensor, count: int) -> Tensor:
@@ -105,7 +106,5 @@ def _most_likely(values_V: Tensor, count: int) -> Tensor:
 
 def _invert(cumulative_K: Tensor, uniform: float) -> int:
     """Return the index whose share of [0, total) holds ``uniform`` (in [0, 1)) of the total; its share is not empty."""
-    total = cumulative_K[-1]
-    index = torch.searchsorted(cumulative_K, uniform * total, right=True)
-    # The product may round up to the total, which lies behind the last share.
-    return min(int(index), int(torch.searchsorted(cumulative_K, total)))
+    # 1 - 2^-53, the largest uniform number, times the total is below the total: there is always such a share.
+    return int(torch.searchsorted(cumulative_K, uniform * cumulative_K[-1], right=True))

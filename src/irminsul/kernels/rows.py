@@ -5,14 +5,12 @@ This is the plain reference, on any device; its result defines what a faster ver
 Shape letters: ``L`` layers, ``S`` slots of the pool, ``W`` row width, ``N`` rows to move, ``P`` pairs.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from irminsul.errors import InputError
 from irminsul.layout import RowLayout
-from irminsul.rope import AngleSource, Pairing, RopeSpec, rotate
+from irminsul.rope import AngleSource, RopeSpec, Turn
 
 TEMPORARY_BYTES = 64 * 2**20
 """What one block of a move may hold beside the pool."""
@@ -35,7 +33,8 @@ def move_rows(
     the two sets of slots may overlap.
 
     Rows are moved in blocks of at most `TEMPORARY_BYTES`. If a slot is both read and written, a block holds all rows
-    of one or more layers, because no block may write what a later one reads.
+    of one or more layers, because no block may write what a later one reads. On a CPU a block is part of one layer,
+    which stays in its caches; on a GPU it spans all layers, for few launches.
 
     Args:
         pool_LSW: the rows of all layers, of the layout's dtype and width; written in place.
@@ -55,28 +54,28 @@ def move_rows(
     sources_N, targets_N, old_N, new_N = (_index(index_N, pool_LSW.device) for index_N in indices)
     _check_slots(sources_N, targets_N, old_N, new_N, slots=pool_LSW.shape[1])
     overlap = bool(torch.isin(targets_N, sources_N).any())
-    for layers, rows in _blocks(pool_LSW.shape[0], len(sources_N), _temporary_bytes(layout), overlap=overlap):
-        angles_NP = rope.move_angles(old_N[rows], new_N[rows], angle_source)
-        _move_block(pool_LSW[layers], layout, rope.pairing, sources_N[rows], targets_N[rows], angles_NP)
+    n_layers, n_rows = pool_LSW.shape[0], len(sources_N)
+    layer_step, row_step = _steps(n_layers, n_rows, _temporary_bytes(layout), pool_LSW.device, overlap=overlap)
+    for first in range(0, n_rows, row_step):
+        rows = slice(first, first + row_step)
+        turn = Turn.by(rope.move_angles(old_N[rows], new_N[rows], angle_source), rope.pairing)
+        for layer in range(0, n_layers, layer_step):
+            _move_block(pool_LSW[layer : layer + layer_step], layout, turn, sources_N[rows], targets_N[rows])
 
 
-def _move_block(
-    pool_LSW: Tensor, layout: RowLayout, pairing: Pairing, sources_N: Tensor, targets_N: Tensor, angles_NP: Tensor
-) -> None:
+def _move_block(pool_LSW: Tensor, layout: RowLayout, turn: Turn, sources_N: Tensor, targets_N: Tensor) -> None:
     moved_LNW = pool_LSW.index_select(1, sources_N)
     _, rope_LNR = layout.split(moved_LNW)
-    rope_LNR.copy_(rotate(rope_LNR, angles_NP, pairing))
+    rope_LNR.copy_(turn(rope_LNR))
     pool_LSW.index_copy_(1, targets_N, moved_LNW)
 
 
-def _blocks(layers: int, rows: int, row_bytes: int, *, overlap: bool) -> Iterator[tuple[slice, slice]]:
-    """Cut a move into blocks (layers, rows) of bounded memory, none of which writes what a later one reads."""
+def _steps(layers: int, rows: int, row_bytes: int, device: torch.device, *, overlap: bool) -> tuple[int, int]:
+    """Return the size (layers, rows) of a block of bounded memory, such that none writes what a later one reads."""
     if overlap:
-        step = max(1, TEMPORARY_BYTES // max(1, rows * row_bytes))
-        yield from ((slice(first, first + step), slice(0, rows)) for first in range(0, layers, step))
-    else:
-        step = max(1, TEMPORARY_BYTES // (layers * row_bytes))
-        yield from ((slice(0, layers), slice(first, first + step)) for first in range(0, rows, step))
+        return (1 if device.type == "cpu" else max(1, TEMPORARY_BYTES // max(1, rows * row_bytes))), max(1, rows)
+    layer_step = 1 if device.type == "cpu" else layers
+    return layer_step, max(1, TEMPORARY_BYTES // (layer_step * row_bytes))
 
 
 def _temporary_bytes(layout: RowLayout) -> int:

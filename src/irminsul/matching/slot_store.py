@@ -73,6 +73,9 @@ class SlotStore:
             slots: slot of each of its tokens, shape [n]; those below ``start`` are live already.
             start: first new position.
         """
+        # Compiled code checks no bounds: a slot that does not exist would overwrite other memory.
+        assert slots.min() >= 0, slots.min()
+        assert slots.max() < self.capacity, (slots.max(), self.capacity)
         number = self._intern(namespace)
         self._population[number] += len(slots) - start
         self.live += len(slots) - start

@@ -19,11 +19,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from irminsul.errors import InputError
+from irminsul.matching.cdc import splitmix64
 from irminsul.matching.fingerprint_index import FingerprintIndex, index_get, index_put
 from irminsul.matching.slot_store import SlotStore, donor_slots, following_slot, tokens_end_at
 from irminsul.plan import Run
 
-MAX_WORK = 8000
+MAX_WORK = 8
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class WinnowMatcher:
         self.config = config
         self._index = FingerprintIndex(capacity, candidates=config.candidates, spacing=max(1, config.w // 2))
         # Odd and large: consecutive powers fill all 64 bits.
-        self._base = np.uint64(_splitmix(seed) | 1)
+        self._base = np.uint64(splitmix64(seed) | 1)
         self._seed = seed
 
     def __len__(self) -> int:
@@ -132,15 +133,7 @@ class WinnowMatcher:
         return runs
 
     def _salt(self, number: int) -> np.uint64:
-        return np.uint64(_splitmix(self._seed ^ (number + 1)))
-
-
-def _splitmix(value: int) -> int:
-    mask = (1 << 64) - 1
-    value = (value + 0x9E3779B97F4A7C15) & mask
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
+        return np.uint64(splitmix64(self._seed ^ (number + 1)))
 
 
 @njit(cache=True, nogil=True)

@@ -61,4 +61,5 @@ class SlotPool:
 
     def _slots(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:
         offsets = np.arange(self.page_size, dtype=np.int32)
-        return np.add.outer(pages * np.int32(self.page_size), offsets).reshape(-1).astype(np.int32)
+        slots: NDArray[np.int32] = (pages[:, np.newaxis] * np.int32(self.page_size) + offsets).reshape(-1)
+        return slots

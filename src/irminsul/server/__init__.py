@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server over one engine; ``irminsul.server.app.serve`` runs it."""

@@ -1,0 +1,165 @@
+"""The server as a whole: the app, its socket, and an orderly end."""
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import typer
+import uvicorn
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from irminsul.errors import InputError
+from irminsul.server.asgi import LimitBody, RequireKey
+from irminsul.server.detokenize import Tokenizer
+from irminsul.server.protocol import ChatCompletion, Completion
+from irminsul.server.refusals import register_error_handlers, wrong_key
+from irminsul.server.runner import Engine, EngineRunner
+from irminsul.server.service import Service
+
+DEFAULT_MAX_TOKENS = 1024
+MAX_BODY_BYTES = 16 * 2**20
+_KEEP_ALIVE_SECONDS = 75
+_LAST_PORT = 65535
+
+
+def create_app(
+    runner: EngineRunner,
+    tokenizer: Tokenizer,
+    *,
+    model_name: str,
+    api_key: str | None = None,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """Build the server's app; its lifespan starts and closes ``runner``.
+
+    Args:
+        runner: the engine, not started yet.
+        tokenizer: the model's.
+        model_name: the one name that requests may use.
+        api_key: if given, everything under /v1/ needs it; health and metrics stay open.
+        default_max_tokens: longest chat answer where the client names no limit.
+        max_body_bytes: longer bodies are refused.
+
+    Returns:
+        The app.
+
+    Raises:
+        InputError: a value above makes no sense.
+    """
+    if default_max_tokens < 1 or max_body_bytes < 1:
+        raise InputError("default_max_tokens and max_body_bytes must be >= 1")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
+        raise InputError("the API key must be printable ASCII, not empty, without spaces around it")
+    service = Service(runner, tokenizer, model_name, default_max_tokens)
+    app = FastAPI(title="irminsul", lifespan=service.lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.add_middleware(LimitBody, max_bytes=max_body_bytes)
+    if api_key is not None:
+        app.add_middleware(RequireKey, key=api_key, refusal=wrong_key())
+    register_error_handlers(app)
+    app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"], response_model=ChatCompletion)
+    app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=Completion)
+    app.add_api_route("/v1/models", service.models)
+    app.add_api_route("/v1/models/{name:path}", service.model)
+    app.add_api_route("/health", service.health)
+    app.add_api_route("/metrics", service.metrics, response_class=Response)
+    return app
+
+
+def serve(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    *,
+    model_name: str,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    drain_seconds: int = 60,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish, and return. For the main thread.
+
+    Prints one line with the URL once requests are taken. A second SIGINT does not wait for running requests.
+
+    Args:
+        engine: handed over: its thread is ended on return.
+        tokenizer: the model's.
+        model_name: the one name that requests may use.
+        host: address to listen at; by default no other machine can connect.
+        port: 0 takes any free port.
+        api_key: if given, everything under /v1/ needs it.
+        default_max_tokens: longest chat answer where the client names no limit.
+        max_body_bytes: longer bodies are refused.
+        drain_seconds: running requests that take longer than this to finish are aborted.
+
+    Raises:
+        InputError: the address cannot be listened at, or a value makes no sense.
+    """
+    runner = EngineRunner(engine)
+    app = create_app(
+        runner,
+        tokenizer,
+        model_name=model_name,
+        api_key=api_key,
+        default_max_tokens=default_max_tokens,
+        max_body_bytes=max_body_bytes,
+    )
+    listener = _listen(host, port)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=drain_seconds,
+    )
+    url = _url(listener)
+    server = _AnnouncedServer(config, lambda: typer.echo(f"irminsul serves {model_name} at {url}/v1"))
+    try:
+        with listener, _signals_end_nothing_else():
+            server.run(sockets=[listener])
+    finally:
+        runner.close()
+
+
+class _AnnouncedServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= _LAST_PORT:
+        # getaddrinfo would take it modulo 65536.
+        raise InputError(f"port must be between 0 (any free one) and {_LAST_PORT}, got {port}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise InputError(f"cannot listen at {host}:{port}: {error}") from error
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextlib.contextmanager
+def _signals_end_nothing_else() -> Iterator[None]:
+    """Let a signal end the server only.
+
+    uvicorn raises the signal that ended it once more when it is done, which would end the process in the middle of our
+    caller.
+    """
+    ours = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
