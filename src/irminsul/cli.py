@@ -66,7 +66,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 8000,
     mode: Annotated[str, typer.Option(help="off, observe or live.")] = "live",
     pool_tokens: Annotated[int, typer.Option(min=1, help="Token rows in the pool.")] = 16384,
-    page_size: Annotated[int, typer.Option(min=1, help="Token rows in a page.")] = 16,
+    page_size: Annotated[int, typer.Option(min=1, help="Token rows in a page.")] = 1,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = 1024,
     max_running: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests that may queue; more are answered 429.")] = 256,

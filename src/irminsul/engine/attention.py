@@ -32,7 +32,7 @@ from irminsul.engine.config import ModelConfig
 from irminsul.errors import InputError
 
 _BLOCK_QUERIES = 128
-"""Queries of a block; fastest among 64, 128, 256 and 512 for nine heads and 2,048 rows on two cores."""
+"""Queries of a block; fastest among 64, 128, 256 and 512 for nine heads and 2,048 rows on one core."""
 _BLOCK_SCORES = 2**24
 """Scores of a block (64 MiB in float32), from which long spans get smaller blocks, down to ..."""
 _SMALLEST_BLOCK = 16

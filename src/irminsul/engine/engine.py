@@ -44,7 +44,7 @@ class EngineConfig:
 
     mode: Mode = Mode.LIVE
     pool_slots: int = 16384
-    page_size: int = 16
+    page_size: int = 1
     prefill_chunk: int = 1024
     """Prompt tokens computed in one step; reused tokens do not count."""
     max_running: int = 64

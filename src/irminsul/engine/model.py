@@ -23,7 +23,7 @@ from irminsul.engine.config import ModelConfig
 from irminsul.engine.moe import Mlp, MoeMlp
 from irminsul.engine.weights import Checkpoint
 from irminsul.layout import RowLayout
-from irminsul.rope import AngleSource, RopeSpec, rotate
+from irminsul.rope import AngleSource, Turn
 
 __all__ = ["AttentionForm", "ForwardBatch", "MlaModel", "Span"]
 
@@ -111,13 +111,10 @@ class _Layer:
 class _Step:
     """What all layers of one forward share, on the model's device."""
 
-    rope: RopeSpec
-    angles_TP: Tensor
+    turn: Turn
+    """Of vectors [T, heads, R]."""
     out_slots_T: Tensor
     plan: AttentionPlan
-
-    def turn(self, x_THR: Tensor) -> Tensor:
-        return rotate(x_THR, self.angles_TP[:, None], self.rope.pairing, self.rope.mscale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,9 +190,10 @@ class MlaModel:
         """
         form = AttentionForm.parse(attention)
         positions_T = batch.positions_T.to(self.device)
+        rope = self.config.rope
+        angles_TP = rope.position_angles(positions_T, self.angle_source)
         step = _Step(
-            rope=self.config.rope,
-            angles_TP=self.config.rope.position_angles(positions_T, self.angle_source),
+            turn=Turn.by(angles_TP[:, None], rope.pairing, rope.mscale),
             out_slots_T=batch.out_slots_T.to(self.device),
             plan=AttentionPlan.of(batch, self.config, form, self.device, self.dtype),
         )
