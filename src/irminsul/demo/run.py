@@ -25,7 +25,7 @@ from irminsul.engine.types import Request, SamplingParams, StepOutput, Usage
 from irminsul.errors import InputError
 from irminsul.plan import Mode
 
-MAX_TOKENS = 8
+MAX_TOKENS = 4
 """Length of each answer: enough to put an output into the cache, short enough that prefill is what is measured."""
 _WARM_UP_TOKENS = 256
 _WARM_UP_SHIFT = 32

@@ -131,7 +131,6 @@ def _reordered_documents() -> _Played:
         ("survey", "storms", "nursery", "water", "fishers", "permit", "budget"),
         ("nursery", "budget", "survey", "permit", "storms", "fishers", "water"),
         ("storms", "survey", "water", "permit", "nursery", "school", "fishers"),
-        ("fishers", "permit", "budget", "nursery", "storms", "water", "survey"),
     )
     for number, ranking in enumerate(rankings, start=1):
         texts = [script.parts[name] for name in (*ranking, f"question {number}")]
@@ -145,7 +144,6 @@ def _changed_tools() -> _Played:
     choices = (
         ("lookup_asset", "ticket_history", "find_technician", "check_stock", "find_space", "create_order"),
         ("lookup_asset", "notify_occupants", "ticket_history", "find_technician", "check_stock", "find_space"),
-        ("find_space", "lookup_asset", "ticket_history", "find_technician", "create_order"),
         ("lookup_asset", "ticket_history", "check_stock", "find_technician", "find_space", "create_order"),
     )
     for number, names in enumerate(choices, start=1):

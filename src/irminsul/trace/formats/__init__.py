@@ -1,0 +1,1 @@
+"""The forms that request logs come in, a module each."""
