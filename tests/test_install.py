@@ -19,7 +19,7 @@ BLOCK = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"torch", "transformers", "fastapi", "safetensors", "prometheus_client", "pydantic"}:
+        if name.split(".")[0] in {"torch", "transformers", "fastapi", "safetensors", "prometheus_client"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 """

@@ -40,14 +40,14 @@ def test_the_tree_keeps_its_own_rows_for_tokens_it_has() -> None:
     cache = RadixCache(100)
     fill(cache, ids(1, 2, 3), 0)
     insertion = fill(cache, ids(1, 2, 7, 8), 10)
-    assert insertion.taken.tolist() == [False, False, True, True]
+    assert insertion.slots.tolist() == [0, 1, 12, 13]
     assert cache.match(NS, ids(1, 2, 7, 8)).slots.tolist() == [0, 1, 12, 13]
 
 
 def test_pages_cut_matches_and_insertions_down() -> None:
     cache = RadixCache(100, page_size=4)
     insertion = fill(cache, ids(*range(10)), 0)
-    assert insertion.taken.tolist() == [True] * 8 + [False] * 2
+    assert insertion.slots.tolist() == list(range(8))
     assert len(cache.match(NS, ids(*range(7))).slots) == 4
     fill(cache, ids(0, 1, 2, 3, 4, 5, 99, 99), 20)
     assert cache.match(NS, ids(0, 1, 2, 3, 4, 5, 99, 99)).slots.tolist() == [0, 1, 2, 3, 24, 25, 26, 27]
@@ -69,10 +69,24 @@ def test_exact_rows_win_over_derived_ones_of_the_same_text() -> None:
     cache = RadixCache(1000)
     tokens = ids(*range(100))
     fill(cache, tokens, 0, exact_end=40)
+    fill(cache, tokens, 200)
+    match = cache.match(NS, tokens, derived=True)
+    assert match.slots.tolist() == [*range(40), *range(240, 300)]
+    assert match.derived_slots.tolist() == []
+
+
+def test_a_match_lies_on_one_path_so_that_its_lock_keeps_all_of_it() -> None:
+    cache = RadixCache(1000)
+    tokens = ids(*range(100))
+    fill(cache, tokens, 0, exact_end=40)
     fill(cache, tokens[:70], 200)
     match = cache.match(NS, tokens, derived=True)
-    assert match.slots.tolist() == [*range(40), *range(240, 270)]
-    assert match.derived_slots.tolist() == list(range(70, 100))
+    assert match.slots.tolist() == list(range(40)), "the exact rows 40..70 lie on another branch than what follows"
+    assert match.derived_slots.tolist() == list(range(40, 100))
+    cache.lock(match.node)
+    assert cache.locked_slots == 100
+    assert sorted(cache.evict(1000).tolist()) == list(range(240, 270))
+    cache.unlock(match.node)
 
 
 def test_a_session_grows_behind_its_derived_rows() -> None:
@@ -82,7 +96,7 @@ def test_a_session_grows_behind_its_derived_rows() -> None:
     match = cache.match(NS, tokens, derived=True)
     slots = np.concatenate([match.slots, match.derived_slots, np.arange(300, 340, dtype=np.int32)])
     insertion = cache.insert(NS, tokens, slots, exact_end=20)
-    assert insertion.taken.tolist() == [False] * 50 + [True] * 40
+    assert insertion.slots.tolist() == [*range(50), *range(300, 340)]
     again = cache.match(NS, tokens, derived=True)
     assert (len(again.slots), len(again.derived_slots)) == (20, 70)
     assert cache.derived_slots == 70
@@ -102,10 +116,10 @@ def test_locked_rows_stay() -> None:
     cache = RadixCache(100)
     fill(cache, ids(1, 2, 3, 4), 0)
     match = cache.match(NS, ids(1, 2))
-    cache.lock(match.nodes)
+    cache.lock(match.node)
     assert cache.evict(100).tolist() == [2, 3]
     assert cache.evict(100).tolist() == []
-    cache.unlock(match.nodes)
+    cache.unlock(match.node)
     assert cache.evict(100).tolist() == [0, 1]
     assert cache.owned().tolist() == []
 
@@ -132,10 +146,10 @@ def test_unlocking_twice_is_an_error() -> None:
     cache = RadixCache(100)
     fill(cache, ids(1, 2), 0)
     match = cache.match(NS, ids(1, 2))
-    cache.lock(match.nodes)
-    cache.unlock(match.nodes)
+    cache.lock(match.node)
+    cache.unlock(match.node)
     with pytest.raises(AssertionError, match="more often"):
-        cache.unlock(match.nodes)
+        cache.unlock(match.node)
 
 
 def test_inserting_a_slot_twice_is_an_error() -> None:
@@ -212,33 +226,34 @@ class CacheMachine(RuleBasedStateMachine):
         held = np.concatenate([match.slots, match.derived_slots])
         for i, slot in enumerate(held.tolist()):
             assert self.rows[slot] == (ns, tuple(tokens[: i + 1]), i >= len(match.slots))
-        self.cache.lock(match.nodes)
+        self.cache.lock(match.node)
         new = self.take(len(tokens) - len(held))
         if new is None:
-            self.cache.unlock(match.nodes)
+            self.cache.unlock(match.node)
             return
         slots = np.concatenate([held, new])
         exact = len(tokens) if shifted_at is None else max(shifted_at, len(held))
         exact = len(match.slots) if len(match.derived_slots) else exact
         insertion = self.cache.insert(ns, array, slots[: len(tokens)], exact_end=exact)
-        self.cache.lock([insertion.node])
-        self.cache.unlock(match.nodes)
-        whole_exact = exact // self.page * self.page
-        for i in np.flatnonzero(insertion.taken).tolist():
-            self.rows[int(slots[i])] = (ns, tuple(tokens[: i + 1]), i >= whole_exact)
-        own = np.arange(len(slots)) >= len(held)
-        own[: len(tokens)] &= ~insertion.taken
-        self.pool.free(slots[own])
+        self.cache.lock(insertion.node)
+        self.cache.unlock(match.node)
+        whole, whole_exact = len(insertion.slots), exact // self.page * self.page
+        taken = np.zeros(len(slots), dtype=np.bool_)
+        taken[:whole] = insertion.slots == slots[:whole]
+        for i, slot in enumerate(insertion.slots.tolist()):
+            row = (ns, tuple(tokens[: i + 1]), i >= whole_exact)
+            assert self.rows.setdefault(slot, row) == row, "the tree holds another row than it says"
+        self.pool.free(slots[(np.arange(len(slots)) >= len(held)) & ~taken])
         if keep:
-            self.locked.append((insertion.node, slots[: len(tokens)][insertion.taken].tolist()))
+            self.locked.append((insertion.node, insertion.slots.tolist()))
         else:
-            self.cache.unlock([insertion.node])
+            self.cache.unlock(insertion.node)
 
     @precondition(lambda self: self.locked)
     @rule(data=st.data())
     def let_go(self, data: st.DataObject) -> None:
         node, _ = self.locked.pop(data.draw(st.integers(0, len(self.locked) - 1)))
-        self.cache.unlock([node])
+        self.cache.unlock(node)
 
     @rule(count=st.integers(1, 20))
     def evict(self, count: int) -> None:

@@ -31,7 +31,8 @@ class Mode(StrEnum):
     """What a server does with plans."""
 
     OFF = "off"
-    """Exact prefix only; nothing is matched or indexed."""
+    """Exact prefix only; nothing is matched. (A server that runs in this mode indexes nothing either; the exact rows of
+    a request that asks for it may be donors of others.)"""
     OBSERVE = "observe"
     """Plan and count, but compute as if the mode were ``off``."""
     LIVE = "live"

@@ -61,25 +61,27 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class PrefixMatch:
-    """What the tree holds of a prompt's beginning.
+    """What the tree holds of a prompt's beginning, along one path.
 
-    ``slots`` are lossless. ``derived_slots`` continue them with approximate rows, if the caller asked for those.
+    ``slots`` are lossless. ``derived_slots`` continue them with approximate rows, if the caller asked for those and the
+    path through them is longer than the longest exact one.
     """
 
     slots: NDArray[np.int32]
     derived_slots: NDArray[np.int32]
-    nodes: tuple[Node, ...]
-    """The deepest nodes; locking them keeps every slot of the match."""
+    node: Node | None
+    """The deepest node; locking it keeps every slot of the match, and nothing else. None: nothing matched."""
 
 
 @dataclass(frozen=True, eq=False)
 class Insertion:
-    """Which of a sequence's slots the tree took over."""
+    """What the tree holds of a sequence after its insertion."""
 
-    taken: NDArray[np.bool_]
-    """Shape [n]; a slot that was not taken still belongs to the caller (or was the tree's all along)."""
+    slots: NDArray[np.int32]
+    """The tree's slots of the sequence's whole pages, shape [m], m <= n: the caller's where the tree took them, its
+    own where it held the tokens already. The caller's other slots are still the caller's."""
     node: Node
-    """The deepest node of the sequence; lock it to keep what was inserted."""
+    """The deepest node; locking it keeps all of ``slots``."""
 
 
 class RadixCache:
@@ -122,22 +124,18 @@ class RadixCache:
         """
         root = self._roots.get(namespace)
         if root is None:
-            return PrefixMatch(NO_SLOTS, NO_SLOTS, ())
+            return PrefixMatch(NO_SLOTS, NO_SLOTS, None)
         path = self._descend(root, tokens, derived=False)
-        exact_end = path[-1].end
-        best: list[Node] = []
         if derived:
-            tails = [self._descend(node, tokens, derived=True) for node in path]
-            best = max(tails, key=lambda tail: tail[-1].end)
-            if best[-1].end <= exact_end:
-                best = []
-        slots = np.concatenate([node.slots for node in path])
-        derived_slots = NO_SLOTS
-        if best:
-            held = np.concatenate([node.slots for node in best[1:]])
-            derived_slots = held[exact_end - best[0].end :]
-        self._touch([*path, *best])
-        return PrefixMatch(slots, derived_slots, tuple(dict.fromkeys([path[-1], *best[-1:]])))
+            # One path, one lock: rows between the anchor of a derived tail and the end of the exact match are left.
+            tails = [self._descend(anchor, tokens, derived=True) for anchor in path]
+            i = max(range(len(path)), key=lambda i: tails[i][-1].end)
+            if tails[i][-1].end > path[-1].end:
+                path = path[: i + 1] + tails[i][1:]
+        self._touch(path)
+        slots = np.concatenate([node.slots for node in path if not node.derived])
+        derived_slots = [node.slots for node in path if node.derived]
+        return PrefixMatch(slots, np.concatenate([NO_SLOTS, *derived_slots]), path[-1])
 
     def insert(
         self, namespace: Namespace, tokens: NDArray[np.int32], slots: NDArray[np.int32], *, exact_end: int
@@ -151,59 +149,52 @@ class RadixCache:
             exact_end: rows at and beyond this position are derived.
 
         Returns:
-            Which slots the tree took. Where it already holds a token of the sequence it keeps its own row.
+            The slots the tree holds now. Where it already held a token of the sequence it keeps its own row.
         """
         whole = len(tokens) // self.page_size * self.page_size
         exact = min(exact_end, len(tokens)) // self.page_size * self.page_size
-        taken = np.zeros(len(tokens), dtype=np.bool_)
         root = self._roots.get(namespace)
         if root is None:
             root = self._new_node(namespace, None, NO_SLOTS, NO_SLOTS, derived=False)
             self._roots[namespace] = root
         path = self._descend(root, tokens[:exact], derived=False)
-        node = path[-1]
-        if node.end < exact:
-            node = self._append(node, tokens[:exact], slots[:exact], taken, derived=False)
-            path.append(node)
+        if path[-1].end < exact:
+            path.append(self._append(path, tokens[:exact], slots[:exact], derived=False))
         if exact < whole:
-            # Derived rows continue the longest derived path there is, else they hang below the exact rows.
-            tails = [self._descend(above, tokens[:whole], derived=True) for above in path]
-            longest = max(tails, key=lambda tail: tail[-1].end)
-            path += longest
-            node = longest[-1] if longest[-1].end > node.end else node
-            if node.end < whole:
-                node = self._append(node, tokens[:whole], slots[:whole], taken, derived=True)
-                path.append(node)
+            # Derived rows hang where the exact ones end, so that a sequence's rows lie on one path.
+            path += self._descend(path[-1], tokens[:whole], derived=True)[1:]
+            if path[-1].end < whole:
+                path.append(self._append(path, tokens[:whole], slots[:whole], derived=True))
         self._touch(path)
-        return Insertion(taken, node)
+        return Insertion(np.concatenate([node.slots for node in path]), path[-1])
 
-    def lock(self, nodes: Sequence[Node]) -> None:
-        """Keep nodes and all above them from eviction until ``unlock``."""
-        for node in nodes:
-            for above in self._upward(node):
-                self.locked_slots += len(above.slots) * (above.locks == 0)
-                above.locks += 1
+    def lock(self, node: Node | None) -> None:
+        """Keep a node and all above it from eviction until ``unlock``; None stands for an empty match."""
+        for above in self._upward(node):
+            self.locked_slots += len(above.slots) * (above.locks == 0)
+            above.locks += 1
 
-    def unlock(self, nodes: Sequence[Node]) -> None:
-        """Undo one ``lock`` of the same nodes."""
-        for node in nodes:
-            for above in self._upward(node):
-                assert above.locks > 0, f"node {above.node_id} is unlocked more often than locked"
-                above.locks -= 1
-                self.locked_slots -= len(above.slots) * (above.locks == 0)
-                self._offer(above)
-                self._prune(above)
+    def unlock(self, node: Node | None) -> None:
+        """Undo one ``lock`` of the same node."""
+        for above in self._upward(node):
+            assert above.locks > 0, f"node {above.node_id} is unlocked more often than locked"
+            above.locks -= 1
+            self.locked_slots -= len(above.slots) * (above.locks == 0)
+            self._offer(above)
+            self._prune(above)
 
     @contextmanager
     def lock_rows(self, slots: NDArray[np.int32]) -> Iterator[None]:
         """Keep the rows of these cached slots alive, and mark them as just used (they are somebody's donor)."""
         nodes = [self._nodes[node_id] for node_id in np.unique(self._owner[slots]).tolist()]
         self._touch(nodes)
-        self.lock(nodes)
+        for node in nodes:
+            self.lock(node)
         try:
             yield
         finally:
-            self.unlock(nodes)
+            for node in nodes:
+                self.unlock(node)
 
     def evict(self, n_slots: int) -> NDArray[np.int32]:
         """Free at least ``n_slots`` slots, if that many are unlocked; return the freed slots in whole pages."""
@@ -313,23 +304,18 @@ class RadixCache:
         return upper
 
     def _append(
-        self,
-        parent: Node,
-        tokens: NDArray[np.int32],
-        slots: NDArray[np.int32],
-        taken: NDArray[np.bool_],
-        *,
-        derived: bool,
+        self, path: Sequence[Node], tokens: NDArray[np.int32], slots: NDArray[np.int32], *, derived: bool
     ) -> Node:
+        """Hang the rest of a sequence below the path that holds its beginning."""
+        parent = path[-1]
         start = parent.end
         assert (self._owner[slots[start:]] == -1).all(), "a slot that the tree owns is inserted again"
         node = self._new_node(parent.namespace, parent, tokens[start:].copy(), slots[start:].copy(), derived=derived)
-        taken[start : len(slots)] = True
         self.cached_slots += len(node.slots)
         self.derived_slots += len(node.slots) * derived
         if self._listener is not None and not derived:
-            path = [above.slots for above in self._upward(node)]
-            self._listener.add(node.namespace, tokens, np.concatenate(path[::-1]), start)
+            held = np.concatenate([above.slots for above in (*path, node)])
+            self._listener.add(node.namespace, tokens, held, start)
         return node
 
     def _trim(self, node: Node, count: int) -> NDArray[np.int32]:
@@ -382,8 +368,8 @@ class RadixCache:
         heapq.heappush(self._leaves, (node.last_used, node.node_id))
 
     @staticmethod
-    def _upward(node: Node) -> Iterator[Node]:
-        step: Node | None = node
+    def _upward(node: Node | None) -> Iterator[Node]:
+        step = node
         while step is not None:
             yield step
             step = step.parent

@@ -63,6 +63,7 @@ CONVERSATIONS = st.lists(
 
 
 @pytest.mark.checkpoint
+@pytest.mark.slow
 def test_plain_conversations_are_byte_identical_to_the_original_template(source):
     original = source.original_template
     assert original

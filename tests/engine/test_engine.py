@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.engine import Engine, EngineConfig
 from irminsul.engine.model import MlaModel
 from irminsul.engine.types import FinishReason, Request, SamplingParams, StepOutput, Usage
@@ -162,6 +163,64 @@ def test_a_session_keeps_its_history_over_many_turns(model: MlaModel) -> None:
         output, usage = serve(engine, conversation)
         assert usage.computed < 50 + 15 + 8 if turn == 0 else usage.computed <= 15 + 1 + 4
         conversation += output
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_rows_a_request_reads_are_not_evicted_when_its_history_was_also_computed_exactly(
+    model: MlaModel, page_size: int
+) -> None:
+    """A session's derived rows hang at 40; a request in mode off then computes its text exactly up to 100."""
+    engine = Engine(model, replace(CONFIG, page_size=page_size, pool_slots=400, policy=ReusePolicy(carve_out=0)))
+    body = text(1, 110)
+    serve(engine, text(2, 36) + body)
+    prompt = text(3, 40) + body
+    output, _ = serve(engine, prompt)
+    serve(engine, prompt[:100], mode=Mode.OFF)
+    engine.submit(Request("long", tuple(prompt + output + text(4, 5)), replace(GREEDY, max_tokens=100)))
+    engine.step()
+    others = [Request(f"other{i}", tuple(text(50 + i, 100)), GREEDY, tenant="b") for i in range(4)]
+    for other in others:
+        engine.submit(other)
+    while engine.has_work:
+        engine.step()
+        engine.check_ownership()
+        for sequence in engine._running():
+            rows = engine._rows_LSW[0, sequence.slots[: sequence.n_rows].astype(np.int64)]
+            fresh = model.new_pool(512)
+            tokens = torch.from_numpy(sequence.tokens[: sequence.n_rows].astype(np.int64))
+            positions = torch.arange(len(tokens))
+            if len(sequence.pending) == 0:
+                span = Span(0, len(tokens), positions)
+                model.forward(ForwardBatch(tokens, positions, positions, (span,), positions[-1:]), fresh)
+                assert torch.allclose(rows, fresh[0, : len(tokens)], atol=1e-4), "a row of another token"
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("approximate_prefix", [True, False])
+def test_rows_the_tree_had_already_cost_a_request_nothing_that_was_not_promised(
+    model: MlaModel, page_size: int, approximate_prefix: bool
+) -> None:
+    policy = ReusePolicy(approximate_prefix=approximate_prefix)
+    engine = Engine(model, replace(CONFIG, page_size=page_size, pool_slots=256, policy=policy))
+    prompt = text(1, 128)
+    serve(engine, prompt, "a", replace(GREEDY, max_tokens=1))
+    serve(engine, prompt, "b", replace(GREEDY, max_tokens=128))
+    shifted = text(2, 40) + prompt[:80]
+    for name in ("c", "d", "e"):
+        serve(engine, shifted, name, replace(GREEDY, max_tokens=100))
+
+
+def test_a_request_as_long_as_the_pool_is_admitted_whatever_branches_its_history_has(model: MlaModel) -> None:
+    engine = Engine(model, replace(CONFIG, page_size=1, pool_slots=400))
+    body = text(1, 110)
+    serve(engine, text(2, 36) + body)
+    prompt = text(3, 40) + body
+    output, _ = serve(engine, prompt)
+    serve(engine, prompt[:100], mode=Mode.OFF)
+    follow_up = prompt + output
+    assert len(serve(engine, follow_up, "x", replace(GREEDY, max_tokens=400 - len(follow_up)))[0]) == 400 - len(
+        follow_up
+    )
 
 
 def test_observe_plans_and_touches_nothing(model: MlaModel) -> None:

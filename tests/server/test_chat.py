@@ -78,3 +78,12 @@ def test_without_a_template_there_is_no_chat():
 def test_half_a_surrogate_pair_is_refused(tokenizer):
     with pytest.raises(RequestError, match="surrogate"):
         PromptEncoder(tokenizer).text("\ud83d")
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer):
+    encoder = PromptEncoder(tokenizer, max_tokens=10)
+    longest = max(map(len, tokenizer.get_vocab()))
+    with pytest.raises(RequestError, match="characters") as refused:
+        encoder.text("x" * (10 * longest + 1))
+    assert refused.value.code == "context_length_exceeded"
+    assert encoder.text("x" * 10 * longest)

@@ -123,6 +123,7 @@ def test_answers_do_not_depend_on_who_else_is_served(client):
         assert list(pool.map(ask, range(6))) == alone
 
 
-def test_the_engines_own_refusals_are_400(client):
+@pytest.mark.parametrize("token", [512, -1, 2**40])
+def test_token_ids_that_do_not_exist_are_400(client, token):
     with pytest.raises(openai.BadRequestError, match="outside"):
-        client.completions.create(prompt=[1, 2, 512], **GREEDY)
+        client.completions.create(prompt=[1, 2, token], **GREEDY)

@@ -243,12 +243,12 @@ class Engine:
         derived = sequence.mode is Mode.LIVE and self.config.policy.approximate_prefix
         # The last token is computed whatever is cached: its logits are wanted.
         match = self._cache.match(sequence.namespace, sequence.prompt[:-1], derived=derived)
-        self._cache.lock(match.nodes)
-        sequence.nodes = match.nodes
+        self._cache.lock(match.node)
+        sequence.node = match.node
         sequence.hold(np.concatenate([match.slots, match.derived_slots]))
         if self._missing(sequence) > self._room() - self._promised():
-            self._cache.unlock(match.nodes)
-            sequence.nodes = ()
+            self._cache.unlock(match.node)
+            sequence.node = None
             sequence.hold(match.slots[:0])
             return False
         sequence.scheduled = time.perf_counter()
@@ -361,10 +361,12 @@ class Engine:
         """Hand the first ``n_rows`` rows to the tree: exact ones as exact, those behind approximate rows as derived."""
         tokens, slots = sequence.tokens[:n_rows], sequence.slots[:n_rows]
         insertion = self._cache.insert(sequence.namespace, tokens, slots, exact_end=sequence.exact_end)
-        sequence.owned[:n_rows] &= ~insertion.taken
-        self._cache.lock([insertion.node])
-        self._cache.unlock(sequence.nodes)
-        sequence.nodes = (insertion.node,)
+        self._cache.lock(insertion.node)
+        self._cache.unlock(sequence.node)
+        sequence.node = insertion.node
+        # Where the tree held a row of the same token already, the sequence goes on with that one: what it holds never
+        # exceeds what it was admitted for.
+        self._pool.free(sequence.exchange(insertion.slots))
 
     def _finish(self, sequence: Sequence) -> None:
         self._publish(sequence, sequence.n_rows)
@@ -373,7 +375,7 @@ class Engine:
     def _release(self, sequence: Sequence) -> None:
         """Give back what a sequence holds and forget it."""
         self._pool.free(sequence.slots[sequence.owned])
-        self._cache.unlock(sequence.nodes)
+        self._cache.unlock(sequence.node)
         if sequence is self._prefilling:
             self._prefilling = None
         else:

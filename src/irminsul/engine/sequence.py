@@ -31,8 +31,8 @@ class Sequence:
     output: list[int] = field(default_factory=list)
     slots: NDArray[np.int32] = field(default_factory=lambda: NO_SLOTS)
     owned: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    nodes: tuple[Node, ...] = ()
-    """Locked nodes of the tree; unlocked when the sequence ends."""
+    node: Node | None = None
+    """The locked node of the tree that holds the sequence's cached rows; unlocked when the sequence ends."""
     plan: ReusePlan | None = None
     planned_shifted: int = 0
     pending: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -74,6 +74,14 @@ class Sequence:
         """Append newly allocated slots, which are the sequence's own."""
         self.slots = np.concatenate([self.slots, slots])
         self.owned = np.concatenate([self.owned, np.ones(len(slots), dtype=np.bool_)])
+
+    def exchange(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Go on with the tree's slots for the first rows; return the sequence's own ones that they replace."""
+        n = len(slots)
+        replaced: NDArray[np.int32] = self.slots[:n][self.owned[:n] & (self.slots[:n] != slots)]
+        self.slots[:n] = slots
+        self.owned[:n] = False
+        return replaced
 
     def usage(self, plan: ReusePlan) -> Usage:
         """Account for the prompt; called when the first token is drawn."""

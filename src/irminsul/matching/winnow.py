@@ -3,7 +3,9 @@
 *k-gram*: k consecutive tokens. *window*: w consecutive k-grams. In each window the k-gram with the least hash is
 *selected* (the rightmost of equals; Schleimer, Wilkerson, Aiken, SIGMOD 2003). A run shared by prompt and donor of at
 least k + w - 1 tokens contains a whole window of both, both select the same k-gram there, and so the run has a seed:
-by construction, wherever it stands, without markers, and independent of where the prefix ended.
+by construction, wherever it stands, without markers, and independent of where the prefix ended. The seed leads to the
+donor unless more than ``candidates`` newer rows hold the same k-gram (boilerplate inside the run), or the text is
+periodic there, of which the index keeps one place.
 
 Each seed is verified token by token and extended left and right along the donor to the maximal run. Runs of one
 prompt end up disjoint, the longer one keeping an overlap. The work is bounded: a seed whose k-gram lies inside what

@@ -19,10 +19,14 @@ class PromptEncoder:
 
     Args:
         tokenizer: with a chat template, unless only /v1/completions is to work.
+        max_tokens: prompts that cannot fit into so many are refused before they are encoded; None: all are encoded.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        # No token covers more characters than its spelling has, byte-level spellings included.
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._arguments_as_objects = _wants_argument_objects(tokenizer)
 
     def text(self, text: str) -> tuple[int, ...]:
@@ -62,6 +66,12 @@ class PromptEncoder:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from None
+        if self._max_tokens is not None and len(text) > self._max_tokens * self._longest_token:
+            raise RequestError(
+                f"{param} has {len(text)} characters, which is more than this server's {self._max_tokens} tokens can hold",
+                param=param,
+                code="context_length_exceeded",
+            )
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
 
     def _template_message(self, message: ChatMessage, at: int) -> dict[str, Any]:

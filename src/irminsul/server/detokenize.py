@@ -27,6 +27,12 @@ class Tokenizer(Protocol):
 
     chat_template: Any
 
+    def __len__(self) -> int:
+        """Return the number of token ids, added tokens included."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return every token's spelling and id."""
+
     def __call__(self, text: str, *, add_special_tokens: bool = ..., verbose: bool = ...) -> Any:  # noqa: ANN401
         """Encode ``text``; the result holds ``input_ids``."""
 

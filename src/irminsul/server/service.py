@@ -76,7 +76,8 @@ class Service:
     def __init__(self, runner: EngineRunner, tokenizer: Tokenizer, model_name: str, default_max_tokens: int) -> None:
         self._runner = runner
         self._tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer)
+        self._encoder = PromptEncoder(tokenizer, runner.max_prompt_tokens)
+        self._vocabulary = len(tokenizer)
         self._speller = TokenSpeller(tokenizer)
         # Tokenizers are not made for several threads; a long prompt must not hold up the event loop either.
         self._encoding = ThreadPoolExecutor(1, "irminsul-encode")
@@ -156,12 +157,18 @@ class Service:
         """Encode the prompt and hand it to the engine; every refusal comes from here, before a stream has begun."""
         tenant, mode = _tenant(wish.http), _mode(wish.http, wish.body.irminsul, self._runner.mode)
         prompt = await asyncio.get_running_loop().run_in_executor(self._encoding, wish.encode)
+        self._check_tokens(prompt)
         sampling = wish.body.sampling(self._output_limit(len(prompt), wish))
         request = EngineRequest(wish.form.request_id, prompt, sampling, tenant, wish.body.cache_salt or "", mode)
         text = AnswerText(
             Detokenizer(self._tokenizer, prompt), StopStrings(wish.body.stop_strings), self._runner.eos_token_ids
         )
         return Answer(await self._runner.generate(request), text, RequestTimer(self._metrics, wish.arrived))
+
+    def _check_tokens(self, prompt: tuple[int, ...]) -> None:
+        # Token ids may come from the client, and the detokenizer reads them before the engine does.
+        if not all(0 <= token < self._vocabulary for token in prompt):
+            raise RequestError(f"prompt holds a token id outside [0, {self._vocabulary})", param="prompt")
 
     def _output_limit(self, prompt_tokens: int, wish: Wish) -> int:
         limit = self._runner.max_prompt_tokens

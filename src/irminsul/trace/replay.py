@@ -325,16 +325,14 @@ class _ReplayCache:
         if self._config.cache_tokens is not None:
             tokens = tokens[: self._config.cache_tokens]
         match = self._tree.match(namespace, tokens)
-        self._tree.lock(match.nodes)
+        self._tree.lock(match.node)
         new = len(tokens) - len(match.slots)
         slots = np.concatenate([match.slots, self._allocate(new)])
         if self._listener is not None:
             self._listener.prompt_end = len(call.tokens)
         insertion = self._tree.insert(namespace, tokens, slots, exact_end=len(tokens))
-        assert int(insertion.taken.sum()) == new, "a replayed row was cached already"
-        self._tree.lock([insertion.node])
-        self._tree.unlock(match.nodes)
-        self._tree.unlock([insertion.node])
+        assert (insertion.slots == slots).all(), "a replayed row was cached already"
+        self._tree.unlock(match.node)
         self.inserted_tokens += new
         return slots[len(match.slots) :]
 
