@@ -8,9 +8,9 @@ donor unless more than ``candidates`` newer rows hold the same k-gram (boilerpla
 periodic there, of which the index keeps one place.
 
 Each seed is verified token by token and extended left and right along the donor to the maximal run. Runs of one
-prompt end up disjoint, the longer one keeping an overlap. The work is bounded: a seed whose k-gram lies inside what
-is already covered is passed over, and once ``MAX_WORK`` comparisons per prompt token are spent, runs are no longer
-extended into what is covered, which makes the rest linear whatever the text.
+prompt end up disjoint, the longer one keeping an overlap. The work is bounded: a seed that lies more than a window
+inside what is already covered is passed over, and once ``MAX_WORK`` comparisons per prompt token are spent, runs are no
+longer extended into what is covered, which makes the rest linear whatever the text.
 """
 
 from dataclasses import dataclass
@@ -202,7 +202,9 @@ def _register(index, tokens, slots, k, w, base, salt, candidates):  # type: igno
 @njit(cache=True, nogil=True)
 def _search(store, index, tokens, start, k, w, base, salt, number, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     n = len(tokens)
-    hashes = kgram_hashes(tokens[start:], k, base, salt)
+    # Windows that begin before the tail select in it, too: short tails have no whole window of their own.
+    first = max(0, start - (k + w - 2))
+    hashes = kgram_hashes(tokens[first:], k, base, salt)
     seeds = select(hashes, w)
     run_start = np.empty(len(seeds), dtype=np.int64)
     run_end = np.empty(len(seeds), dtype=np.int64)
@@ -212,8 +214,9 @@ def _search(store, index, tokens, start, k, w, base, salt, number, candidates): 
     work = 0
     slots = np.empty(candidates, dtype=np.int32)
     for seed in seeds:
-        end = start + seed + k
-        if end <= covered:
+        end = first + seed + k
+        # A run that reaches beyond what is covered may have its last seed up to a window before that.
+        if end <= start or end + w <= covered:
             continue
         best_end = covered
         best_start = n
@@ -224,9 +227,12 @@ def _search(store, index, tokens, start, k, w, base, salt, number, candidates): 
             if not tokens_end_at(store, slot, tokens, end, k, number):
                 continue
             last, right = _extend_right(store, slot, tokens, end, number)
+            work += right - end
+            if right <= covered or right < best_end:
+                continue
             left = _extend_left(store, slot, tokens, end, leftmost, number)
-            work += right - left
-            if right > best_end or (right == best_end and left < best_start):
+            work += end - left
+            if right > best_end or left < best_start:
                 best_end = right
                 best_start = left
                 best_last = last

@@ -68,7 +68,7 @@ class PromptEncoder:
             raise RequestError(f"{param} holds half of a surrogate pair, which is not text", param=param) from None
         if self._max_tokens is not None and len(text) > self._max_tokens * self._longest_token:
             raise RequestError(
-                f"{param} has {len(text)} characters, which is more than this server's {self._max_tokens} tokens can hold",
+                f"{param} has {len(text)} characters, more than {self._max_tokens} tokens of this server can hold",
                 param=param,
                 code="context_length_exceeded",
             )
