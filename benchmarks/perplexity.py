@@ -4,8 +4,8 @@ Prediction (from the parts tried while it was made): 2 to 4 per cent at 768 toke
 
     python benchmarks/perplexity.py [--limit 768] [--json FILE]
 
-Texts are held out: two of ours, pages of the language reference, sources of the standard library (so the figures depend a
-little on the version of Python). The last line is one JSON object.
+Texts are held out: two of ours, pages of the language reference, sources of the standard library (so the figures depend
+a little on the version of Python). The last line is one JSON object.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Documents are claims: what they name exists."""
 
+import os
 import re
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_options_that_the_readme_names_exist() -> None:
             capture_output=True,
             text=True,
             check=True,
-            env={"COLUMNS": "200"},
+            env={**os.environ, "COLUMNS": "200"},
         ).stdout
         for command in (["serve"], ["demo"], ["analyze"], ["patterns"], ["model", "build"], ["marker", "generate"])
     )
