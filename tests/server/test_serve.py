@@ -19,6 +19,10 @@ from fake_engine import FakeEngine
 from irminsul.server.app import serve
 class Letters:
     chat_template = None
+    def __len__(self):
+        return 128
+    def get_vocab(self):
+        return {{chr(code): code for code in range(128)}}
     def decode(self, token_ids, **options):
         return "".join(map(chr, token_ids))
 engine = FakeEngine(lambda request: [65], eos=0)

@@ -398,6 +398,12 @@ def test_a_failure_of_ours_is_500_and_tells_no_details(engine):
     class Broken:
         chat_template = None
 
+        def __len__(self):
+            return 1
+
+        def get_vocab(self):
+            return {"a": 0}
+
         def __call__(self, text, **options):
             raise OSError("secret path")
 
