@@ -68,11 +68,12 @@ def analyze_command(
         )
     with analysis_stages(progress, log.prompt_tokens(), config.passes) as stages:
         analysis = analyse(log, config, cost, model, stages)
-    print_report(Console(file=sys.stdout), analysis)
+    # Files first: a reader of the tables (head, less) may close the pipe before their end.
     if outputs.json is not None:
         write_json(outputs.json, analysis)
     if outputs.html is not None:
         write_html(outputs.html, analysis)
+    print_report(Console(file=sys.stdout), analysis)
 
 
 def parse_tokens(text: str) -> int:
