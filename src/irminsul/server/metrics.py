@@ -46,7 +46,7 @@ class ServerMetrics:
         )
         self._planned_shifted = Counter(
             "irminsul_planned_shifted_tokens",
-            "Prompt tokens that mode observe would have reused at another position",
+            "Prompt tokens in the shifted runs of plans, whether they were carried out (mode live) or only counted",
             registry=self.registry,
         )
         self._gaps = Counter("irminsul_gaps", "Stretches of prompts that were computed", registry=self.registry)
