@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from irminsul.trace.changes import FIXES, ChangeClass, ValueChange, value_change
+from irminsul.trace.changes import FIXES, VALUES, ChangeClass, ValueChange, value_change
 from irminsul.trace.records import Span, SpanKind, TokenisedCall, TokenLog, Tokens
 from irminsul.trace.replay import NO_DONOR, MatcherReplay, PrefixReplay, Progress
 
@@ -57,6 +57,8 @@ class Cause:
     @property
     def fix(self) -> str:
         """What the author of the prompt could do."""
+        if self.fix_recovers == 0 and self.kind in VALUES:
+            return "Nothing in the prompt: what stands behind the change differs as well."
         return FIXES[self.kind]
 
 

@@ -29,6 +29,19 @@ class ChangeClass(StrEnum):
     OTHER = "other"
 
 
+VALUES = frozenset(
+    {
+        ChangeClass.TIMESTAMP,
+        ChangeClass.DATE,
+        ChangeClass.TIME,
+        ChangeClass.ID,
+        ChangeClass.PATH,
+        ChangeClass.NUMBER,
+        ChangeClass.OTHER,
+    }
+)
+"""Changes of one value inside a text; moving it helps only if what stands behind it stays."""
+
 FIXES: dict[ChangeClass, str] = {
     ChangeClass.TIMESTAMP: "Move the timestamp behind the stable text (into the last user message), or drop it.",
     ChangeClass.DATE: "Move the date behind the stable text (into the last user message), or drop it.",
