@@ -54,8 +54,8 @@ ROTARY_GROUPS = (*[FrequencyGroup(1, 2)] * 15, FrequencyGroup(5, 1), FrequencyGr
 """Who gets the 32 rotary pairs. The 15 fastest frequencies, which tell near tokens apart, keep the 2 leading of their
 3 components each; the slowest 6, which turn by less than a radian in all 8,192 positions, keep none.
 
-Chosen by perplexity on development text. On held-out text (768 tokens) it gives 13.50, two pairs for each two neighbours
-15.30; and 13.74 if queries are not turned by their typical angle.
+Chosen by perplexity on development text. On held-out text (768 tokens) it gives 13.50; two pairs for each two
+neighbours give 15.30, and this division 13.74 if queries are not turned by their typical angle.
 """
 
 _CALIBRATION_TOKENS = 1024
