@@ -202,7 +202,7 @@ def _play(engine: DemoEngine, request_id: str, namespace: str, token_ids: tuple[
     usage = outputs[0].usage
     assert usage is not None, outputs[0]
     assert len(logits) == 1, len(logits)
-    tokens = tuple(output.token_id for output in outputs if output.token_id is not None)
+    tokens = tuple(output.token_id for output in outputs)
     return _Played(tokens, usage, ttft, logits[0])
 
 
