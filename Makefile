@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test check bench clean
 
 demo: $(READY)
-	$(BIN)/irminsul model build smollm2
+	$(BIN)/irminsul model build smollm2-mla
 	$(BIN)/irminsul demo
 
 test: $(READY)

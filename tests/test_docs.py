@@ -28,9 +28,8 @@ def test_commands_that_a_document_names_exist(document: Path) -> None:
     for target in set(re.findall(r"`make ([a-z ]+)`", text)):
         for word in target.split():
             assert re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE), word
-    for words in set(
-        re.findall(r"irminsul ((?:serve|demo|analyze|patterns|model build|marker(?: generate| check)?)\b)", text)
-    ):
+    known = "serve|demo|fidelity|reproduce|analyze|patterns|model build|marker(?: generate| check)?"
+    for words in set(re.findall(rf"irminsul ((?:{known})\b)", text)):
         done = subprocess.run(
             [sys.executable, "-m", "irminsul", *words.split(), "--help"], capture_output=True, check=False
         )
@@ -46,7 +45,16 @@ def test_options_that_the_readme_names_exist() -> None:
             check=True,
             env={**os.environ, "COLUMNS": "200"},
         ).stdout
-        for command in (["serve"], ["demo"], ["analyze"], ["patterns"], ["model", "build"], ["marker", "generate"])
+        for command in (
+            ["serve"],
+            ["demo"],
+            ["fidelity"],
+            ["reproduce"],
+            ["analyze"],
+            ["patterns"],
+            ["model", "build"],
+            ["marker", "generate"],
+        )
     )
     for line in (ROOT / "README.md").read_text().splitlines():
         if "irminsul " in line:

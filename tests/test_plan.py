@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irminsul.errors import InputError
-from irminsul.plan import Mode, ReusePolicy, Run, SegmentKind, make_plan
+from irminsul.plan import ReusePolicy, Run, SegmentKind, make_plan
 
 
 def run(start: int, length: int, source: int = 1000) -> Run:
@@ -92,11 +92,11 @@ def test_exact_rows_end_where_the_first_approximate_row_stands(problem: dict) ->
 
 
 def test_positions_below_the_carve_out_are_computed() -> None:
-    plan = make_plan(200, prefix=0, runs=[run(10, 100)], policy=ReusePolicy())
+    plan = make_plan(200, prefix=0, runs=[run(10, 120)], policy=ReusePolicy())
     assert [(s.kind, s.start, s.end) for s in plan.segments] == [
-        (SegmentKind.GAP, 0, 32),
-        (SegmentKind.SHIFTED, 32, 110),
-        (SegmentKind.GAP, 110, 200),
+        (SegmentKind.GAP, 0, 64),
+        (SegmentKind.SHIFTED, 64, 130),
+        (SegmentKind.GAP, 130, 200),
     ]
 
 
@@ -105,8 +105,8 @@ def test_a_prefix_hit_may_lie_in_the_carve_out() -> None:
 
 
 def test_a_run_cut_below_the_minimum_is_dropped() -> None:
-    assert make_plan(200, prefix=0, runs=[run(0, 95)], policy=ReusePolicy()).runs == []
-    assert len(make_plan(200, prefix=0, runs=[run(0, 96)], policy=ReusePolicy()).runs) == 1
+    assert make_plan(200, prefix=0, runs=[run(0, 127)], policy=ReusePolicy()).runs == []
+    assert len(make_plan(200, prefix=0, runs=[run(0, 128)], policy=ReusePolicy()).runs) == 1
 
 
 def test_the_longest_runs_are_kept() -> None:
@@ -164,9 +164,3 @@ def test_delta_is_target_minus_source() -> None:
 def test_a_policy_out_of_range_is_refused(field: str, value: float) -> None:
     with pytest.raises(InputError, match=field):
         ReusePolicy(**{field: value})
-
-
-def test_modes_are_read_by_name() -> None:
-    assert Mode.parse("observe") is Mode.OBSERVE
-    with pytest.raises(InputError, match="off, observe, live"):
-        Mode.parse("on")

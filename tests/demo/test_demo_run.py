@@ -171,7 +171,8 @@ def test_the_command_replays_a_log_on_real_engines(checkpoint, log, tmp_path):
     assert first.kl_first == pytest.approx(0.0, abs=1e-6)
     for result in (second, third):
         assert result.prefix_caching.shifted == 0
-        assert result.live.shifted >= 0.95 * result.oracle > 400
+        # The oracle counts from position 32, the engine computes what is below 64.
+        assert result.live.shifted >= 0.95 * (result.oracle - 32) > 400
     assert json.loads((tmp_path / "out.json").read_text())["totals"]["shifted"] == report.totals.shifted
     assert "harbour" in out.file.getvalue()
 

@@ -19,7 +19,8 @@ from irminsul.plan import Mode, ReusePolicy
 from irminsul.testing.tiny import write_tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-CONFIG = EngineConfig(pool_slots=1024, page_size=4, prefill_chunk=64)
+POLICY = ReusePolicy(carve_out=32)
+CONFIG = EngineConfig(pool_slots=1024, page_size=4, prefill_chunk=64, policy=POLICY)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,7 @@ def test_rows_a_request_reads_are_not_evicted_when_its_history_was_also_computed
 def test_rows_the_tree_had_already_cost_a_request_nothing_that_was_not_promised(
     model: MlaModel, page_size: int, approximate_prefix: bool
 ) -> None:
-    policy = ReusePolicy(approximate_prefix=approximate_prefix)
+    policy = replace(POLICY, approximate_prefix=approximate_prefix)
     engine = Engine(model, replace(CONFIG, page_size=page_size, pool_slots=256, policy=policy))
     prompt = text(1, 128)
     serve(engine, prompt, "a", replace(GREEDY, max_tokens=1))
@@ -283,7 +284,7 @@ def test_a_request_can_copy_from_its_own_prefix(model: MlaModel) -> None:
 
 
 def test_recomputed_heads_cost_what_they_say(model: MlaModel) -> None:
-    engine = Engine(model, replace(CONFIG, policy=ReusePolicy(recompute=16)))
+    engine = Engine(model, replace(CONFIG, policy=replace(POLICY, recompute=16)))
     body = text(1, 150)
     serve(engine, text(2, 40) + body)
     assert serve(engine, text(3, 50) + body + [7])[1].shifted == 134

@@ -9,12 +9,15 @@ from server_fakes import running, wait_until
 
 from irminsul.engine.engine import Engine, EngineConfig
 from irminsul.engine.model import MlaModel
-from irminsul.plan import Mode
+from irminsul.plan import Mode, ReusePolicy
 from irminsul.server.app import create_app
 from irminsul.server.runner import EngineRunner
 from irminsul.testing.tiny import write_tiny_checkpoint
 
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+
+
+CONFIG = EngineConfig(pool_slots=4096, page_size=4, prefill_chunk=128, mode=Mode.LIVE, policy=ReusePolicy(carve_out=32))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,10 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def engine(model):
-    engine = Engine(model, EngineConfig(pool_slots=4096, page_size=4, prefill_chunk=128, mode=Mode.LIVE))
+    engine = Engine(
+        model,
+        CONFIG,
+    )
     yield engine
     # The server has ended: its thread no longer uses the engine.
     engine.check_ownership()

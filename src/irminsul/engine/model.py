@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
+from irminsul.choices import parse_choice
 from irminsul.engine.attention import AttentionForm, AttentionPlan, LatentAttention
 from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.config import ModelConfig
@@ -188,7 +189,7 @@ class MlaModel:
         Raises:
             InputError: an unknown form of attention.
         """
-        form = AttentionForm.parse(attention)
+        form = parse_choice(AttentionForm, attention, "attention form", "forms")
         positions_T = batch.positions_T.to(self.device)
         rope = self.config.rope
         angles_TP = rope.position_angles(positions_T, self.angle_source)

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from irminsul.choices import parse_choice
 from irminsul.engine.types import Request as EngineRequest
 from irminsul.errors import InputError, IrminsulError
 from irminsul.plan import Mode
@@ -228,7 +229,7 @@ def _mode(http: Request, in_body: str | None, server_mode: Mode) -> Mode | None:
     if wanted is None:
         return None
     try:
-        mode = Mode.parse(wanted)
+        mode = parse_choice(Mode, wanted, "irminsul mode", "modes")
     except InputError as error:
         raise RequestError(str(error), param="irminsul") from error
     if _REACH[mode] > _REACH[server_mode]:

@@ -1,0 +1,157 @@
+"""What an experiment leaves behind: ``<name>.json``, ``<name>.md`` and ``<name>.png``."""
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+import transformers
+
+from irminsul import __version__
+from irminsul.demo.machine import Machine
+from irminsul.errors import InputError
+from irminsul.reproduce.figures import Panel, write_png
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: bool = True
+    """Whether all columns but the first hold numbers, which are set to the right."""
+
+    def markdown(self) -> str:
+        """Render it: the caption, then the table."""
+        assert all(len(row) == len(self.header) for row in self.rows), self.caption
+        rule = ("---", *["---:" if self.numbers else "---"] * (len(self.header) - 1))
+        lines = ["| " + " | ".join(row) + " |" for row in (self.header, rule, *self.rows)]
+        return "\n".join([self.caption, "", *lines])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One claim of the paper beside what we measured."""
+
+    claim: str
+    """A direction, such as "shifted is closer than naive"."""
+    paper: str
+    """The paper's figures."""
+    ours: str
+    agrees: bool
+    """Whether our numbers point the same way, decided from them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The outcome of one experiment."""
+
+    name: str
+    title: str
+    method: str
+    """What was measured, in a paragraph."""
+    sizes: object
+    """A dataclass: how much was measured."""
+    results: dict[str, Any]
+    """JSON values."""
+    tables: tuple[Table, ...]
+    comparisons: tuple[Comparison, ...]
+    panels: tuple[Panel, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader must know to read the numbers."""
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether our directions are the paper's."""
+        return verdict(self.comparisons)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the numbers can be made again."""
+
+    command: str
+    checkpoint: str
+    quick: bool
+    seed: int
+    machine: Machine
+    seconds: float
+    """Wall time of the experiment."""
+
+
+def verdict(comparisons: Sequence[Comparison]) -> str:
+    """Say in one sentence which directions are not the paper's."""
+    different = [comparison.claim for comparison in comparisons if not comparison.agrees]
+    if not different:
+        return f"In all {len(comparisons)} comparisons our result has the paper's direction."
+    return (
+        f"**Our result differs from the paper's direction** in {len(different)} of {len(comparisons)} comparisons: "
+        + "; ".join(different)
+        + "."
+    )
+
+
+def write_report(report: Report, origin: Origin, folder: Path) -> list[Path]:
+    """Write the three files of an experiment and return their paths.
+
+    Raises InputError if the folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        data, text, picture = (folder / f"{report.name}.{ending}" for ending in ("json", "md", "png"))
+        data.write_text(json.dumps(_as_json(report, origin), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        text.write_text(_as_markdown(report, origin, picture.name), encoding="utf-8")
+        write_png(report.panels, picture)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return [data, text, picture]
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Three digits behind the point, or three significant ones where that would hide them."""
+    return f"{value:.{digits}f}" if value == 0 or abs(value) >= 10.0 ** (1 - digits) else f"{value:.2e}"
+
+
+def versions() -> dict[str, str]:
+    """Name the software that takes part in the numbers."""
+    return {
+        "irminsul": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "matplotlib": mpl.__version__,
+    }
+
+
+def _as_json(report: Report, origin: Origin) -> dict[str, Any]:
+    return {
+        "experiment": report.name,
+        **asdict(origin),
+        "sizes": asdict(report.sizes),  # type: ignore[call-overload]
+        "versions": versions(),
+        "results": report.results,
+        "comparisons": [asdict(comparison) for comparison in report.comparisons],
+    }
+
+
+def _as_markdown(report: Report, origin: Origin, picture: str) -> str:
+    sizes = "reduced sizes" if origin.quick else "full sizes"
+    rows = tuple((c.claim, c.paper, c.ours, "yes" if c.agrees else "**no**") for c in report.comparisons)
+    compared = Table("Beside the paper:", ("claim", "paper", "ours", "same direction"), rows, numbers=False)
+    parts = [
+        f"# {report.title}",
+        report.method,
+        *[table.markdown() for table in report.tables],
+        compared.markdown(),
+        report.verdict,
+        *report.notes,
+        f"![{report.title}]({picture})",
+        f"Made by `{origin.command}` ({sizes}) in {origin.seconds:.0f} s on {origin.machine}.",
+    ]
+    return "\n\n".join(parts) + "\n"
