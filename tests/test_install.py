@@ -44,9 +44,9 @@ def test_the_core_plans_without_torch() -> None:
         "tokens = np.random.default_rng(0).integers(0, 9999, 500).astype(np.int32)\n"
         "registry = Registry(500)\n"
         "registry.add(Namespace(), tokens, np.arange(500, dtype=np.int32), 0)\n"
-        "prompt = np.concatenate([np.arange(40, dtype=np.int32), tokens])\n"
+        "prompt = np.concatenate([np.arange(64, dtype=np.int32), tokens])\n"
         "runs = registry.find(Namespace(), prompt, 0)\n"
-        "print(sum(run.length for run in make_plan(540, prefix=0, runs=runs, policy=ReusePolicy()).runs))\n"
+        "print(sum(run.length for run in make_plan(564, prefix=0, runs=runs, policy=ReusePolicy()).runs))\n"
     )
     assert done.stdout.strip() == "499", done.stderr
 
