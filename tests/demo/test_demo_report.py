@@ -3,10 +3,10 @@ import io
 import pytest
 from rich.console import Console
 
-from irminsul.demo.machine import Machine
 from irminsul.demo.report import cells, live_progress, notes, print_report
 from irminsul.demo.results import DemoReport, RequestResult, Row
 from irminsul.engine.types import Usage
+from irminsul.machine import Machine
 
 MACHINE = Machine("Some CPU", 2, 2, "2.13.0", "float32")
 ROW = Row("changed_tools", 4, 9347, 1041, 12, 6123, 2171, 1500, 6300, 6100, 4123.4, 812.3, 2 / 3, 0.01234)

@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 
-from irminsul.demo.machine import Machine, _cpu_name, describe_machine
 from irminsul.demo.results import DemoReport, RequestResult, make_row, to_json, write_json
 from irminsul.engine.types import Usage
 from irminsul.errors import InputError
+from irminsul.machine import Machine, _cpu_name, describe_machine
 
 MACHINE = Machine("Some CPU", 2, 2, "2.13.0", "float32")
 ROW_KEYS = {

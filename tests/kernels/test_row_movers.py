@@ -39,7 +39,7 @@ def test_the_implementation_named_is_the_one_that_runs(device, kernel, monkeypat
 @pytest.mark.parametrize(("check_slots", "checks"), [(True, 1), (False, 0)])
 def test_slots_are_checked_unless_the_caller_vouches_for_them(device, check_slots, checks, monkeypatch):
     checked = []
-    monkeypatch.setattr(rows_triton, "_check_slots", lambda *_, **__: checked.append(1))
+    monkeypatch.setattr(rows_triton, "check_moves", lambda *_, **__: checked.append(1))
     row_mover("triton", make_pool(device).unbind(0), LAYOUT, check_slots=check_slots)(ROPE, *MOVES)
     assert len(checked) == checks
 

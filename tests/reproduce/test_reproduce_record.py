@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from irminsul.demo.machine import Machine
 from irminsul.errors import InputError
+from irminsul.machine import Machine
 from irminsul.reproduce.figures import Line, Panel, write_png
 from irminsul.reproduce.record import Comparison, Origin, Report, Table, number, verdict, write_report
 

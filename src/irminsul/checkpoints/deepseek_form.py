@@ -1,6 +1,6 @@
 """Grouped-query attention with RoPE, written in the strict format of DeepSeek-V2: the same numbers on every machine.
 
-What `mla_form` may choose freely, DeepSeek's format fixes: the frequencies of the rotary pairs are powers of one base,
+DeepSeek's format leaves little to choose: the frequencies of the rotary pairs are powers of one base,
 the latent passes an RMSNorm, and heads have 128 standing, 64 rotary and 128 value coordinates. A `LayerRecipe` says
 how one layer is fitted into that; it is found once from statistics (see ``training/``) and ships as numbers. Applying
 it needs no statistics, no linear algebra library and no transcendental function: only products and sums whose order is
@@ -9,8 +9,7 @@ fixed, so that a checkpoint built anywhere has the same bytes.
 **Rotation.** RoPE is a product of complex numbers: key head g at frequency f is z = k[g, f] + i k[g, f + F], turned by
 exp(i p theta_f) at position p. A unitary basis over the key heads at one frequency commutes with that. Some of its
 coordinates take the R/2 rotary pairs, turning at a frequency near their own; the others stand still. Each query
-coordinate is multiplied once and for all by the mean, over the distances it attends over, of the turn that is missing
-or too much.
+coordinate is turned once and for all by what is missing or too much on the mean of the distances it attends over.
 
 **Latent norm.** The hidden state enters attention normalised: x = w * y with |y|^2 = E. If the latent were an
 orthogonal transform of y, its norm would be a constant and the RMSNorm a constant factor. The latent has C = 512 of

@@ -1,14 +1,14 @@
 """The demo on a terminal: a progress bar while it runs, one table when it is done."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from irminsul.demo.results import DemoReport, RequestResult, Row
+from irminsul.progress import progress_bar
 
 _NOT_MEASURED = "-"
 _ANY_WIDTH = 1000
@@ -39,16 +39,9 @@ _COLUMNS = (
 )
 
 
-@contextmanager
-def live_progress(console: Console, total: int) -> Iterator[Callable[[RequestResult], None]]:
-    """Show a bar for ``total`` requests, or a line for each where there is no terminal; call what is given with them."""
-    if not console.is_terminal:
-        yield lambda result: console.print(_latest(result), highlight=False)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("warming up", total=total)
-        yield lambda result: progress.update(task, advance=1, description=_latest(result))
+def live_progress(console: Console, total: int) -> AbstractContextManager[Callable[[RequestResult], None]]:
+    """Show progress over ``total`` requests; see ``irminsul.progress``."""
+    return progress_bar(console, total, _latest, first="warming up")
 
 
 def _latest(result: RequestResult) -> str:

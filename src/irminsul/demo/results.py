@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from irminsul.demo.machine import Machine
 from irminsul.engine.types import Usage
 from irminsul.errors import InputError
+from irminsul.machine import Machine
 
 TOTALS = "totals"
 

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from rich.console import Console
 
-from irminsul.demo.machine import describe_machine
 from irminsul.demo.oracle import Oracle
 from irminsul.demo.prompts import Prompt, scenario_prompts, trace_prompts
 from irminsul.demo.report import live_progress, print_report
@@ -23,6 +22,7 @@ from irminsul.engine.engine import Engine, EngineConfig
 from irminsul.engine.loading import load_model, load_tokenizer
 from irminsul.engine.types import Request, SamplingParams, StepOutput, Usage
 from irminsul.errors import InputError
+from irminsul.machine import describe_machine
 from irminsul.plan import Mode
 
 MAX_TOKENS = 4

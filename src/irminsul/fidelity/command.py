@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from irminsul.demo.machine import describe_machine
 from irminsul.engine.loading import load_model, load_tokenizer
 from irminsul.errors import InputError
 from irminsul.fidelity.measure import CaseResult, Harness
 from irminsul.fidelity.paths import PATHS, QUICK_PATHS, shipped_path
-from irminsul.fidelity.report import print_report, progress_bar, report_of, write_json
+from irminsul.fidelity.report import case_progress, print_report, report_of, write_json
 from irminsul.fidelity.tasks import QUICK_TASKS, TASKS, Draft, Task
+from irminsul.machine import describe_machine
 from irminsul.registry import MATCHERS
 
 CASES = 30
@@ -76,7 +76,7 @@ def fidelity_command(
     )
     count = n or (QUICK_CASES if quick else CASES)
     results: list[CaseResult] = []
-    with progress_bar(progress or Console(stderr=True), count * len(fitting)) as report_case:
+    with case_progress(progress or Console(stderr=True), count * len(fitting)) as report_case:
         for task in fitting:
             for number, case in enumerate(task.cases(draft, count, seed, quick=quick)):
                 results.append(harness.measure(task.name, number, case, chosen_paths, task.max_tokens))

@@ -2,19 +2,19 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from irminsul.errors import InputError
 from irminsul.fidelity.estimates import against, summary, worst_cases
 from irminsul.fidelity.measure import CaseResult
 from irminsul.fidelity.paths import FULL
+from irminsul.progress import progress_bar
 
 ALL_TASKS = "all tasks"
 _WORST = 8
@@ -91,16 +91,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return report
 
 
-@contextmanager
-def progress_bar(console: Console, total: int) -> Iterator[Callable[[CaseResult], None]]:
-    """Show a bar for ``total`` cases, or a line for each where there is no terminal; call what is given with them."""
-    if not console.is_terminal:
-        yield lambda case: console.print(_latest(case), highlight=False)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("starting", total=total)
-        yield lambda case: progress.update(bar, advance=1, description=_latest(case))
+def case_progress(console: Console, total: int) -> AbstractContextManager[Callable[[CaseResult], None]]:
+    """Show progress over ``total`` cases; see ``irminsul.progress``."""
+    return progress_bar(console, total, _latest, first="starting")
 
 
 def _latest(case: CaseResult) -> str:

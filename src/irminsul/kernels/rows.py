@@ -49,10 +49,10 @@ def move_rows(
     Raises:
         InputError: pool, layout and rope do not fit one another.
     """
-    _check_pool(pool_LSW, layout, rope)
+    check_pool(pool_LSW, layout, rope)
     indices = (source_slots_N, target_slots_N, source_positions_N, target_positions_N)
-    sources_N, targets_N, old_N, new_N = (_index(index_N, pool_LSW.device) for index_N in indices)
-    _check_slots(sources_N, targets_N, old_N, new_N, slots=pool_LSW.shape[1])
+    sources_N, targets_N, old_N, new_N = (as_index(index_N, pool_LSW.device) for index_N in indices)
+    check_moves(sources_N, targets_N, old_N, new_N, slots=pool_LSW.shape[1])
     overlap = bool(torch.isin(targets_N, sources_N).any())
     n_layers, n_rows = pool_LSW.shape[0], len(sources_N)
     layer_step, row_step = _steps(n_layers, n_rows, _temporary_bytes(layout), pool_LSW.device, overlap=overlap)
@@ -87,7 +87,8 @@ def _temporary_bytes(layout: RowLayout) -> int:
     return layout.bytes_per_token(1) + (4 * 4 + 20) * layout.rope_dim
 
 
-def _check_pool(pool_LSW: Tensor, layout: RowLayout, rope: RopeSpec) -> None:
+def check_pool(pool_LSW: Tensor, layout: RowLayout, rope: RopeSpec) -> None:
+    """Refuse, with an InputError, a pool, layout and rope that do not fit one another."""
     if pool_LSW.dim() != 3 or pool_LSW.shape[-1] != layout.width:
         raise InputError(f"a pool must be [layers, slots, {layout.width}], got shape {tuple(pool_LSW.shape)}")
     if pool_LSW.dtype != getattr(torch, layout.dtype):
@@ -96,13 +97,15 @@ def _check_pool(pool_LSW: Tensor, layout: RowLayout, rope: RopeSpec) -> None:
         raise InputError(f"the model turns {rope.rotary_dim} values, but a row has {layout.rope_dim} rotary values")
 
 
-def _index(index_N: Tensor, device: torch.device) -> Tensor:
+def as_index(index_N: Tensor, device: torch.device) -> Tensor:
+    """Return slots or positions as int64 on a device."""
     assert index_N.dim() == 1, index_N.shape
     assert not index_N.is_floating_point(), index_N.dtype
     return index_N.to(device=device, dtype=torch.int64)
 
 
-def _check_slots(sources_N: Tensor, targets_N: Tensor, old_N: Tensor, new_N: Tensor, *, slots: int) -> None:
+def check_moves(sources_N: Tensor, targets_N: Tensor, old_N: Tensor, new_N: Tensor, *, slots: int) -> None:
+    """Assert that slots lie in the pool, that no target is named twice, and that all four have one entry a row."""
     assert len(sources_N) == len(targets_N) == len(old_N) == len(new_N), "one slot and one position for each row"
     for slots_N in (sources_N, targets_N):
         assert bool(((slots_N >= 0) & (slots_N < slots)).all()), "a slot lies outside the pool"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from irminsul.errors import InputError
 from irminsul.kernels.layer_rows import LayerRows
-from irminsul.kernels.rows import _check_pool, _check_slots, _index
+from irminsul.kernels.rows import as_index, check_moves, check_pool
 from irminsul.layout import ITEM_SIZES, RowLayout
 from irminsul.rope import AngleSource, Pairing, RopeSpec, Turn
 
@@ -66,7 +66,7 @@ def move_rows(
     Raises:
         InputError: pool, layout and rope do not fit one another, or the pool is not where the kernel runs.
     """
-    _check_pool(pool_LSW, layout, rope)
+    check_pool(pool_LSW, layout, rope)
     moves = (source_slots_N, target_slots_N, source_positions_N, target_positions_N)
     move_layer_rows(LayerRows.of(pool_LSW.unbind(0), layout), rope, *moves, angle_source)
 
@@ -100,12 +100,12 @@ def move_layer_rows(
     Raises:
         InputError: layout and rope do not fit one another, or the rows are not where the kernel runs.
     """
-    _check_pool(rows.layers_SW[0][None], rows.layout, rope)
+    check_pool(rows.layers_SW[0][None], rows.layout, rope)
     check_device(rows.device)
     indices = (source_slots_N, target_slots_N, source_positions_N, target_positions_N)
-    sources_N, targets_N, old_N, new_N = (_index(index_N, rows.device).contiguous() for index_N in indices)
+    sources_N, targets_N, old_N, new_N = (as_index(index_N, rows.device).contiguous() for index_N in indices)
     if check_slots:
-        _check_slots(sources_N, targets_N, old_N, new_N, slots=rows.slots)
+        check_moves(sources_N, targets_N, old_N, new_N, slots=rows.slots)
         assert not torch.isin(targets_N, sources_N).any(), "a slot is both read and written"
     if len(targets_N):
         turn = Turn.by(rope.move_angles(old_N, new_N, angle_source), rope.pairing)

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from irminsul.demo.machine import describe_machine
 from irminsul.engine.loading import load_model, load_tokenizer
 from irminsul.errors import InputError
+from irminsul.machine import describe_machine
 from irminsul.reproduce import consistency, invariance, rope_pitfall, rotation, sink
 from irminsul.reproduce.material import python_material
 from irminsul.reproduce.record import Origin, Report, write_report

@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from irminsul import __version__
-from irminsul.demo.machine import Machine
 from irminsul.errors import InputError
+from irminsul.machine import Machine
 from irminsul.reproduce.figures import Panel, write_png
 
 
