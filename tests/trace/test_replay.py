@@ -1,11 +1,10 @@
 """The replay against programs that share no code with it: sets of token tuples and slow loops."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from word_log import CallList
 
 from irminsul.errors import InputError
 from irminsul.namespace import Namespace
@@ -23,7 +22,7 @@ from irminsul.trace.replay import (
 )
 
 
-class ListLog:
+class ListLog(CallList):
     """A token log that is a list."""
 
     notes = ()
@@ -40,18 +39,6 @@ class ListLog:
             )
             for line, (tokens, reply, tenant) in enumerate(calls)
         ]
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def __getitem__(self, index: int) -> TokenisedCall:
-        return self.calls[index]
-
-    def __iter__(self) -> Iterator[TokenisedCall]:
-        return iter(self.calls)
-
-    def prompt_tokens(self) -> int:
-        return sum(len(call.tokens) for call in self.calls)
 
     def decode(self, tokens: Tokens) -> str:
         return " ".join(map(str, tokens.tolist()))

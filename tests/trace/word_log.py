@@ -11,7 +11,25 @@ Part = tuple[SpanKind, str]
 GENERATION = "<assistant>"
 
 
-class WordLog:
+class CallList:
+    """What every token log that is a list of calls has."""
+
+    calls: list[TokenisedCall]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __getitem__(self, index: int) -> TokenisedCall:
+        return self.calls[index]
+
+    def __iter__(self) -> Iterator[TokenisedCall]:
+        return iter(self.calls)
+
+    def prompt_tokens(self) -> int:
+        return sum(len(call.tokens) for call in self.calls)
+
+
+class WordLog(CallList):
     """Prompts whose tokens are characters, so that decoding is exact."""
 
     def __init__(self, notes: tuple[str, ...] = ()) -> None:
@@ -33,18 +51,6 @@ class WordLog:
         encoded = None if reply is None else encode(reply)
         self.calls.append(TokenisedCall(info, encode(text), spans, thread, encoded))
         return self
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    def __getitem__(self, index: int) -> TokenisedCall:
-        return self.calls[index]
-
-    def __iter__(self) -> Iterator[TokenisedCall]:
-        return iter(self.calls)
-
-    def prompt_tokens(self) -> int:
-        return sum(len(call.tokens) for call in self.calls)
 
     def decode(self, tokens: Tokens) -> str:
         return "".join(map(chr, tokens.tolist()))
