@@ -196,3 +196,21 @@ def _walk_back(previous, last, slots):  # type: ignore[no-untyped-def]  # noqa: 
     for i in range(len(slots) - 1, -1, -1):
         slots[i] = slot
         slot = previous[slot]
+
+
+@njit(cache=True, nogil=True)
+def walk_to_root(arrays, last, slots):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Fill ``slots`` with the donor's slots from position 0 to ``last``.
+
+    Returns False, with part of them filled, if the chain breaks: a row before ``last`` is dead, or positions do not
+    count down to 0.
+    """
+    slot = last
+    for position in range(len(slots) - 1, -1, -1):
+        if slot < 0 or slot >= len(arrays.position):
+            return False
+        if arrays.namespace[slot] < 0 or arrays.position[slot] != position:
+            return False
+        slots[position] = slot
+        slot = arrays.previous[slot]
+    return True

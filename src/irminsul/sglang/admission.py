@@ -1,0 +1,215 @@
+"""A plan for each request that is about to run.
+
+SGLang admits requests to a prefill batch one by one, each up to what is left of the batch's budget of computed tokens.
+Here a request is planned first, with its donors locked, and admitted as if the tokens it will copy cost nothing: the
+budget is raised by them before SGLang decides, and set right after. So a long prompt with few new tokens is one
+forward, not one for each prefill chunk. Slots are another matter: the request gets one for every token, as always.
+
+A plan lives for one step of the scheduler: made here, carried out by the forward of the same step
+(`irminsul.sglang.forward`), its donors unlocked when the copy is on its way. A prompt that does not fit is cut as
+SGLang cuts it, and its rest is planned anew in the next step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
+from irminsul.sglang.cache import IrminsulRadixCache
+from irminsul.sglang.requests import INFO_KEY, ReuseState, StepTokens
+
+
+@dataclass(frozen=True, eq=False)
+class OpenPlan:
+    """A plan between admission and copy: the part of a prompt that one forward computes, and the rows copied for it."""
+
+    start: int
+    """First position of this step; everything before it is in the cache."""
+    end: int
+    runs: tuple[Run, ...]
+    """What is copied, ascending, inside [start, end)."""
+    locks: list[Any] = field(repr=False)
+
+    @property
+    def shifted(self) -> int:
+        """Tokens that are copied."""
+        return sum(run.length for run in self.runs)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Return the stretches to compute; they and the runs tile [start, end)."""
+        edges = [self.start, *(edge for run in self.runs for edge in (run.start, run.end)), self.end]
+        return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+
+class Planner:
+    """Plans of the requests of one scheduler.
+
+    Args:
+        cache: the tree, with an index.
+        policy: the knobs of a plan.
+        on_step: told what became of the tokens of each step.
+    """
+
+    def __init__(
+        self, cache: IrminsulRadixCache, policy: ReusePolicy, on_step: Callable[[ReuseState, StepTokens], None]
+    ) -> None:
+        self._cache = cache
+        self._policy = policy
+        self._on_step = on_step
+        self._open: dict[str, OpenPlan] = {}
+
+    def take(self, rid: str) -> OpenPlan | None:
+        """Return the plan that a request was admitted with, once; its donors are still locked."""
+        return self._open.pop(rid, None)
+
+    def close(self, plan: OpenPlan) -> None:
+        """Unlock a plan's donors: its copy has been launched, and later work follows it on the same stream."""
+        for lock in plan.locks:
+            self._cache.unlock(lock)
+        plan.locks.clear()
+
+    def admit(self, adder: PrefillAdder, req: Any, run: Callable[[], Any], *, first: bool) -> Any:
+        """Let SGLang admit a request, charging it for computed tokens only.
+
+        Args:
+            adder: SGLang's bookkeeping of the batch being built.
+            req: the request, matched against the tree.
+            run: SGLang's own admission.
+            first: False if the request continues after a prefill chunk.
+        """
+        state = self._cache.state_of(req)
+        if first:
+            if state.derived_from is not None and req.prefix_len <= state.derived_from:
+                state.derived_from = None  # SGLang took less of the match than was offered
+            state.steps, state.inherited = [], state.derived_from
+        plan = self._plan(req, state)
+        if plan is None or state.mode is not Mode.LIVE or not plan.runs:
+            result = run()
+            if _admitted(adder, req):
+                self._count(req, state, plan, None)
+            return result
+        opened, result = self._admit_with(plan, adder, req, run, state)
+        if not _admitted(adder, req) and result is not AddReqResult.OTHER:
+            # Donors that are locked cannot be evicted: a request that needs their room gets it, and no plan.
+            state.declined += 1
+            result = run()
+        if _admitted(adder, req):
+            if opened is not None:
+                self._open[req.rid] = opened
+                if state.derived_from is None:
+                    state.derived_from = opened.runs[0].start // self._cache.page_size * self._cache.page_size
+            self._count(req, state, plan, opened)
+        # SGLang judged by the raised budget whether another request fits.
+        return adder.budget_state() if result is AddReqResult.CONTINUE else result
+
+    def _admit_with(
+        self,
+        plan: ReusePlan,
+        adder: PrefillAdder,
+        req: Any,
+        run: Callable[[], Any],
+        state: ReuseState,
+    ) -> tuple[OpenPlan | None, Any]:
+        """Return SGLang's answer, and what is to be copied for the request if it was admitted; else nothing is held."""
+        runs, locks = self._cache.lock_donors(plan.runs, state)
+        whole = OpenPlan(req.prefix_len, plan.n_tokens, tuple(runs), locks)
+        raised = _affordable(whole, adder.rem_chunk_tokens, adder.page_size)
+        opened: OpenPlan | None = None
+        _raise_budgets(adder, raised)
+        try:
+            result = run()
+            if _admitted(adder, req):
+                opened = _cut(whole, req.extend_end)
+                adder.log_input_tokens -= opened.shifted
+        finally:
+            _raise_budgets(adder, (opened.shifted if opened else 0) - raised)
+            if opened is None or not opened.runs:
+                self.close(whole)
+        return (opened if opened is not None and opened.runs else None), result
+
+    def _plan(self, req: Any, state: ReuseState) -> ReusePlan | None:
+        if state.mode is Mode.OFF or state.refusal is not None:
+            return None
+        n_tokens = len(req.full_untruncated_fill_ids)
+        limit = req._compute_max_prefix_len(n_tokens)  # noqa: SLF001  # the rule the tree's own matches obey
+        if limit - req.prefix_len < self._policy.min_run:
+            return None
+        runs = self._find(req, state)
+        return make_plan(
+            n_tokens,
+            prefix=req.prefix_len,
+            runs=runs,
+            policy=self._policy,
+            reuse_limit=limit,
+        )
+
+    def _find(self, req: Any, state: ReuseState) -> list[Run]:
+        donors = self._cache.donors
+        assert donors is not None
+        # A request that waits for memory is looked at in every step.
+        depends_on = (donors.epoch, req.prefix_len, len(req.full_untruncated_fill_ids))
+        if state.found is None or state.found[0] != depends_on:
+            tokens: NDArray[np.int32] = np.array(req.full_untruncated_fill_ids, dtype=np.int64).astype(np.int32)
+            state.found = (depends_on, donors.find(state.namespace, tokens, req.prefix_len))
+        return state.found[1]
+
+    def _count(self, req: Any, state: ReuseState, plan: ReusePlan | None, opened: OpenPlan | None) -> None:
+        if state.mode is Mode.OFF:
+            return
+        step = opened or OpenPlan(req.prefix_len, req.extend_end, (), [])
+        if plan is not None and state.mode is Mode.OBSERVE:
+            step = _cut(OpenPlan(req.prefix_len, plan.n_tokens, tuple(plan.runs), []), req.extend_end)
+        exact = req.prefix_len if state.inherited is None else state.inherited
+        first = not state.steps
+        tokens = StepTokens(
+            prefix=exact if first else 0,
+            history=req.prefix_len - exact if first else 0,
+            shifted=step.shifted,
+            computed=step.end - step.start - step.shifted,
+            gaps=len(step.gaps()),
+            runs=len(step.runs),
+        )
+        state.steps.append(tokens)
+        self._on_step(state, tokens)
+        req.customized_info = {**(req.customized_info or {}), INFO_KEY: [state.report()]}
+
+
+def _admitted(adder: PrefillAdder, req: Any) -> bool:
+    return bool(adder.can_run_list) and adder.can_run_list[-1] is req
+
+
+def _raise_budgets(adder: PrefillAdder, tokens: int) -> None:
+    adder.rem_input_tokens += tokens
+    if adder.rem_chunk_tokens is not None:
+        adder.rem_chunk_tokens += tokens
+
+
+def _affordable(plan: OpenPlan, budget: int | None, page_size: int) -> int:
+    """Return how many tokens are copied before the budget of computed ones runs out.
+
+    The next cut falls at ``start + budget + copied``, if the whole does not fit.
+    """
+    if budget is None:
+        return plan.shifted
+    copied = 0
+    left = budget
+    cursor = plan.start
+    for run in plan.runs:
+        left -= run.start - cursor
+        if left <= 0:
+            return copied
+        copied += run.length
+        cursor = run.end
+    # Charges are rounded up to whole pages.
+    return copied + (-(plan.end - plan.start) % page_size if left >= plan.end - cursor else 0)
+
+
+def _cut(plan: OpenPlan, end: int) -> OpenPlan:
+    """Return the part of a plan below ``end``; the locks go with it. Its last token is computed."""
+    last = end - 1
+    runs = tuple(run if run.end <= last else run.slice(run.start, last) for run in plan.runs if run.start < last)
+    return OpenPlan(plan.start, end, runs, plan.locks)

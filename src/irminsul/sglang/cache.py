@@ -1,0 +1,180 @@
+"""SGLang's tree with two more habits: it tells which rows come and go, and keeps derived rows below exact ones.
+
+Everything else (matching, eviction, locks, both tree cores, page sizes) is SGLang's own. Rows stay SGLang's too: the
+registry hears of a row when the tree takes it and forgets it when the tree lets it go, and a donor is locked in the
+tree from the plan to the copy.
+"""
+
+import logging
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult, MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.unified_cache.cache_action import FreeComponentDeviceSlot, FreeDeviceKV, FreeDeviceKVFullOnly
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from irminsul.namespace import Namespace
+from irminsul.plan import Run
+from irminsul.sglang.donors import DonorIndex
+from irminsul.sglang.histories import Histories, mark_tokens
+from irminsul.sglang.requests import ATTRIBUTE, ReuseState, new_state
+from irminsul.sglang.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
+    """The tree of a server that reuses rows by content."""
+
+    donors: DonorIndex | None = None
+    """None until the server has been checked; until then this is SGLang's tree."""
+
+    def attach(self, donors: DonorIndex, identity: Namespace, settings: Settings) -> None:
+        """Begin to index.
+
+        Args:
+            donors: the index.
+            identity: model, row format and rope, part of every namespace.
+            settings: the server's.
+        """
+        self.donors = donors
+        self.histories = Histories()
+        self._identity = identity
+        self._settings = settings
+
+    def state_of(self, req: Any) -> ReuseState:  # SGLang's Req
+        """Return what is remembered of a request, from its first match on."""
+        state: ReuseState | None = getattr(req, ATTRIBUTE, None)
+        if state is None:
+            state = new_state(req, self._settings, self._identity)
+            setattr(req, ATTRIBUTE, state)
+        return state
+
+    # -- habits of the tree ----------------------------------------------------------------------------------------
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        """Match as SGLang does, or further, along the request's own derived history."""
+        exact = super().match_prefix(params)
+        if self.donors is None or params.req is None:
+            return exact
+        state = self.state_of(params.req)
+        state.derived_from, state.indexed = None, 0
+        return self._along_history(params, exact, state) if state.follows_history else exact
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        """Insert as SGLang does; what is derived goes in under marked tokens."""
+        if self._anchor is not None and len(params.key) > self._anchor:
+            params.key = _marked(params.key, self._anchor)
+        return super().insert(params)
+
+    _anchor: int | None = None
+    """While a request with derived rows is inserted: the position they begin at."""
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:  # SGLang's own
+        """Publish a request's rows: exact ones as SGLang does, and to the index; derived ones apart."""
+        if self.donors is None or self.disable:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            return
+        state = self.state_of(req)
+        tokens = np.array(req.full_untruncated_fill_ids[:up_to], dtype=np.int64)
+        self._anchor = state.derived_from
+        try:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        finally:
+            self._anchor = None
+        held = req.kv.cache_protected_len
+        exact = held if state.derived_from is None else min(held, state.derived_from)
+        if state.derived_from is not None and held > state.derived_from:
+            self.histories.add(state.namespace, tokens, state.derived_from)
+        if exact > state.indexed and state.donates:
+            row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx, :exact]
+            self.donors.add(state.namespace, tokens[:exact], row)
+            state.indexed = exact
+
+    def _apply_cache_action(self, action: Any) -> None:  # SGLang's own
+        """Tell the index of freed rows, before anybody can be given their slots."""
+        if self.donors is not None:
+            for slots in _freed_slots(action):
+                self.donors.drop(slots)
+        super()._apply_cache_action(action)
+
+    def reset(self) -> None:
+        """Empty the tree and the index."""
+        super().reset()
+        if self.donors is not None:
+            self.donors.clear()
+            self.histories.clear()
+
+    # -- what admission uses ---------------------------------------------------------------------------------------
+
+    def lock_donors(self, runs: Sequence[Run], state: ReuseState) -> tuple[list[Run], list[Any]]:
+        """Lock the rows of runs in the tree.
+
+        Returns:
+            The runs whose donors the tree still holds, and the locks to give to ``unlock``.
+        """
+        assert self.donors is not None
+        kept: list[Run] = []
+        locks: list[Any] = []
+        locked: list[NDArray[np.int32]] = []
+        for run in sorted(runs, key=lambda run: -run.source_start - run.length):
+            end = run.source_start + run.length
+            if any(len(slots) >= end and slots[end - 1] == run.slots[-1] for slots in locked):
+                kept.append(run)
+                continue
+            path = self.donors.path_to(run)
+            if path is None:
+                continue
+            key = RadixKey(array("q", path.tokens.tobytes()), state.extra_key, cache_salt=state.cache_salt)
+            found = self._match_tree(MatchPrefixParams(key=key))
+            if found.device_prefix_len < len(path.slots):
+                logger.warning("irminsul: a donor of %d tokens is no longer in the tree", len(path.slots))
+                continue
+            locks.append(self.lock(found.last_device_node))
+            locked.append(path.slots)
+            kept.append(run)
+        return sorted(kept, key=lambda run: run.start), locks
+
+    # -- derived rows ----------------------------------------------------------------------------------------------
+
+    def _along_history(self, params: MatchPrefixParams, exact: MatchResult, state: ReuseState) -> MatchResult:
+        """Return the longest match: exact rows, or exact rows up to an anchor and derived ones behind it."""
+        key = params.key
+        limit = len(key)
+        with _viewed(key.token_ids, limit) as tokens:
+            best = exact
+            for anchor in self.histories.candidates(state.namespace, tokens, exact.device_prefix_len):
+                marked = RadixKey(mark_tokens(key.token_ids[:limit], anchor), key.extra_key, cache_salt=key.cache_salt)
+                found = self._match_tree(MatchPrefixParams(key=marked))
+                if found.device_prefix_len <= anchor:
+                    self.histories.discard(state.namespace, tokens, anchor)
+                elif found.device_prefix_len > best.device_prefix_len:
+                    best, state.derived_from = found, anchor
+        return best
+
+
+def _marked(key: RadixKey, anchor: int) -> RadixKey:
+    tokens = mark_tokens(key.raw_token_ids(), anchor)
+    return RadixKey(tokens, key.extra_key, is_bigram=key.is_bigram, cache_salt=key.cache_salt)
+
+
+@contextmanager
+def _viewed(token_ids: "array[int]", length: int) -> Iterator[NDArray[np.int64]]:
+    """View an array of token ids; while it is viewed, its owner cannot append to it."""
+    with memoryview(token_ids) as view:
+        tokens = np.frombuffer(view, dtype=np.int64)[:length]
+        try:
+            yield tokens
+        finally:
+            del tokens
+
+
+def _freed_slots(action: Any) -> Sequence[Any]:  # SGLang's own
+    """Return the device slots that an action of the tree frees."""
+    frees = isinstance(action, FreeDeviceKV | FreeDeviceKVFullOnly | FreeComponentDeviceSlot)
+    return action.indices if frees else ()

@@ -1,0 +1,228 @@
+"""One forward for all gaps of all requests of a batch.
+
+SGLang's attention reads the rows of a request through its line of the slot table, up to a length that each *batch row*
+has for itself. So a request with k gaps is run as k batch rows over one line of the table::
+
+    prompt          |-- prefix --|= shifted =|-- gap 1 --|==== shifted ====|-- gap 2 --|
+    batch row 1     [prefix and shifted are "prefix"    ][extend by gap 1 ]
+    batch row 2     [everything before gap 2, with gap 1's rows            ][extend by gap 2]
+
+In each layer all rows are written before any is read, so gap 2 attends to gap 1 of the same forward. Shifted rows are
+copied in before, on the same stream. For the sampler, and for log probabilities, a request is one row again.
+
+Shape letters: ``T`` tokens of the batch that are computed, ``B`` batch rows, ``N`` rows to copy.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from irminsul.kernels.row_movers import RowMover
+from irminsul.rope import AngleSource, RopeSpec
+from irminsul.sglang.admission import OpenPlan, Planner
+from irminsul.sglang.attention import AttentionShape, absorbed_is_cheaper
+
+
+@dataclass(frozen=True, eq=False)
+class SplitBatch:
+    """How the requests of a batch were split into batch rows."""
+
+    owners_B: NDArray[np.int64]
+    """Which request each batch row belongs to, ascending."""
+    starts_B: NDArray[np.int64]
+    """First position each row computes."""
+    ends_B: NDArray[np.int64]
+    tokens_T: NDArray[np.int64]
+    """Which tokens of the unsplit batch are computed."""
+
+    @classmethod
+    def of(
+        cls, prefix_lens: Sequence[int], extend_lens: Sequence[int], plans: Sequence[OpenPlan | None]
+    ) -> "SplitBatch":
+        """Split; a request without a plan stays one row.
+
+        Args:
+            prefix_lens: of each request: rows in the cache.
+            extend_lens: tokens behind those, that the unsplit batch holds one after the other.
+            plans: what is copied, for [prefix_len, prefix_len + extend_len).
+        """
+        owners: list[int] = []
+        gaps: list[tuple[int, int]] = []
+        tokens: list[NDArray[np.int64]] = []
+        offset = 0
+        for owner, (prefix, extend, plan) in enumerate(zip(prefix_lens, extend_lens, plans, strict=True)):
+            assert plan is None or (plan.start, plan.end) == (prefix, prefix + extend), (plan, prefix, extend)
+            for start, end in [(prefix, prefix + extend)] if plan is None else plan.gaps():
+                owners.append(owner)
+                gaps.append((start, end))
+                tokens.append(np.arange(offset + start - prefix, offset + end - prefix))
+            offset += extend
+        starts, ends = np.array(gaps, dtype=np.int64).reshape(-1, 2).T
+        return cls(np.array(owners, dtype=np.int64), starts, ends, np.concatenate(tokens))
+
+    @property
+    def lengths_B(self) -> NDArray[np.int64]:
+        """Tokens that each row computes."""
+        lengths: NDArray[np.int64] = self.ends_B - self.starts_B
+        return lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Unsplit:
+    """What a forward batch says of its requests, beside what it says of its rows; for sampler and log probabilities."""
+
+    per_request: dict[str, Any]
+    """Fields of the forward batch, one entry a request."""
+    absorbed: bool
+    """Whether absorbed attention is the cheaper one for these rows."""
+
+    @contextmanager
+    def shown(self, forward_batch: Any) -> Iterator[None]:  # SGLang's ForwardBatch
+        """Let the batch speak of requests for a while."""
+        of_rows = {name: getattr(forward_batch, name) for name in self.per_request}
+        self.restore(forward_batch)
+        try:
+            yield
+        finally:
+            for name, value in of_rows.items():
+                setattr(forward_batch, name, value)
+
+    def restore(self, forward_batch: Any) -> None:
+        """Let the batch speak of requests from now on."""
+        for name, value in self.per_request.items():
+            setattr(forward_batch, name, value)
+
+
+class Splitter:
+    """Carries out the open plans of a batch.
+
+    Args:
+        planner: holds the plans.
+        mover: moves rows of the server's pool.
+        rope: how the model turns its keys.
+        shape: sizes of the model's attention.
+    """
+
+    current: Unsplit | None = None
+    """Of the batch whose forward is running."""
+
+    def __init__(self, planner: Planner, mover: RowMover, rope: RopeSpec, shape: AttentionShape) -> None:
+        self._planner = planner
+        self._mover = mover
+        self._rope = rope
+        self._shape = shape
+
+    def make(self, batch: Any, make_forward_batch: Callable[[Any], Any]) -> Any:  # SGLang's own
+        """Build the forward batch of a schedule batch, with rows split and copies launched.
+
+        Args:
+            batch: SGLang's ScheduleBatch; not changed.
+            make_forward_batch: SGLang's own, for a batch.
+        """
+        plans = [self._planner.take(req.rid) for req in batch.reqs] if batch.forward_mode.is_extend() else []
+        if not any(plans):
+            return make_forward_batch(batch)
+        split = SplitBatch.of(batch.prefix_lens, batch.extend_lens, plans)
+        forward_batch = make_forward_batch(_split_batch(batch, split))
+        if batch.sampling_info is not None and batch.has_grammar:
+            batch.sampling_info.grammars = [req.grammar for req in batch.reqs]
+        self._copy_rows(batch, plans)
+        forward_batch.irminsul = Unsplit(
+            _per_request(batch, forward_batch, split),
+            absorbed_is_cheaper(self._shape, split.starts_B, split.ends_B),
+        )
+        return forward_batch
+
+    def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
+        """Run a forward, and let its batch speak of requests behind it."""
+        self.current = getattr(forward_batch, "irminsul", None)
+        if self.current is None:
+            return forward()
+        try:
+            return forward()
+        finally:
+            self.current.restore(forward_batch)
+            self.current = None
+
+    def _copy_rows(self, batch: Any, plans: Sequence[OpenPlan | None]) -> None:
+        """Launch the copy of all reused rows of a batch, then unlock their donors."""
+        sources, targets, old, new = [], [], [], []
+        offset = 0
+        for extend, plan in zip(batch.extend_lens, plans, strict=True):
+            for run in plan.runs if plan is not None else ():
+                sources.append(run.slots)
+                targets.append(np.arange(offset + run.start - plan.start, offset + run.end - plan.start))
+                old.append(np.arange(run.source_start, run.source_start + run.length))
+                new.append(np.arange(run.start, run.end))
+            offset += extend
+        device = batch.out_cache_loc.device
+        moves_4N = np.stack([np.concatenate(part).astype(np.int64) for part in (sources, targets, old, new)])
+        sources_N, at_N, old_N, new_N = to_device(moves_4N, device)
+        self._mover(self._rope, sources_N, batch.out_cache_loc[at_N], old_N, new_N, AngleSource.TABLE)
+        for plan in plans:
+            if plan is not None:
+                self._planner.close(plan)
+
+
+def to_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Copy integers to a device without waiting for it."""
+    host = torch.from_numpy(array)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def _split_batch(batch: Any, split: SplitBatch) -> Any:
+    """Return a copy of a schedule batch whose entries are batch rows."""
+    device = batch.seq_lens.device
+    tokens_T = to_device(split.tokens_T, device)
+    owners_B = torch.from_numpy(split.owners_B)
+    owners_on_device_B, ends_B = to_device(np.stack([split.owners_B, split.ends_B]), device)
+    rows = copy.copy(batch)
+    rows.reqs = [batch.reqs[owner] for owner in split.owners_B]
+    rows.prefix_lens = split.starts_B.tolist()
+    rows.extend_lens = split.lengths_B.tolist()
+    rows.extend_num_tokens = len(split.tokens_T)
+    rows.extend_logprob_start_lens = [0] * len(rows.reqs)
+    rows.input_ids = batch.input_ids[tokens_T]
+    rows.out_cache_loc = batch.out_cache_loc[tokens_T]
+    rows.seq_lens = ends_B.to(batch.seq_lens.dtype)
+    rows.seq_lens_cpu = torch.from_numpy(split.ends_B).to(batch.seq_lens_cpu.dtype)
+    rows.seq_lens_sum = int(split.ends_B.sum())
+    rows.orig_seq_lens = batch.orig_seq_lens[owners_on_device_B]
+    rows.req_pool_indices = batch.req_pool_indices[owners_on_device_B]
+    if getattr(batch, "req_pool_indices_cpu", None) is not None:
+        rows.req_pool_indices_cpu = batch.req_pool_indices_cpu[owners_B]
+    if getattr(batch, "max_seq_len_host", None) is not None:
+        rows.max_seq_len_host = int(split.ends_B.max())
+    if batch.multimodal_inputs is not None:
+        rows.multimodal_inputs = [batch.multimodal_inputs[owner] for owner in split.owners_B]
+    return rows
+
+
+def _per_request(batch: Any, forward_batch: Any, split: SplitBatch) -> dict[str, Any]:
+    """Return the fields of a forward batch as they would be if each request were one row of its computed tokens."""
+    n_requests = len(batch.reqs)
+    computed = np.bincount(split.owners_B, weights=split.lengths_B, minlength=n_requests).astype(np.int64)
+    # What is copied stands before the first position whose log probability is asked for.
+    skipped = np.array(batch.extend_lens) - computed
+    extend_seq_lens = to_device(computed, batch.seq_lens.device).to(torch.int32)
+    return {
+        "batch_size": n_requests,
+        "seq_lens": batch.seq_lens,
+        "seq_lens_cpu": batch.seq_lens_cpu,
+        "seq_lens_sum": batch.seq_lens_sum,
+        "orig_seq_lens": batch.orig_seq_lens,
+        "req_pool_indices": batch.req_pool_indices,
+        "req_pool_indices_cpu": getattr(batch, "req_pool_indices_cpu", None),
+        "extend_seq_lens": extend_seq_lens,
+        "extend_seq_lens_cpu": computed.tolist(),
+        "extend_logprob_start_lens_cpu": (np.array(batch.extend_logprob_start_lens) - skipped).tolist(),
+        "lora_ids": [req.lora_id for req in batch.reqs],
+        "rids": [req.rid for req in batch.reqs],
+    }

@@ -1,0 +1,235 @@
+"""What SGLang loads: a radix cache backend named ``irminsul``, and hooks that do nothing unless it was chosen.
+
+SGLang logs what a plugin raises while it is loaded, and goes on without it. So nothing that matters happens there:
+all checks are made when the backend is built, in the scheduler, where an error ends the server.
+"""
+
+import inspect
+import logging
+import secrets
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from irminsul.errors import IrminsulError
+from irminsul.namespace import Namespace
+from irminsul.sglang.settings import Settings, read_request_options, read_settings
+
+if TYPE_CHECKING:
+    from irminsul.sglang.admission import Planner
+    from irminsul.sglang.forward import Splitter
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "irminsul"
+
+HOOKED: dict[str, tuple[str, ...]] = {
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": (
+        "self",
+        "req",
+        "has_chunked_req",
+        "truncation_align_size",
+    ),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req": ("self", "req"),
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": (
+        "cls",
+        "batch",
+        "model_runner",
+        "capture_hidden_mode",
+        "return_hidden_states_before_norm",
+        "extend_position_info",
+        "spec_mrope_positions",
+        "kv_loc_plan",
+        "write_cols",
+    ),
+    "sglang.srt.model_executor.model_runner.ModelRunner.forward": (
+        "self",
+        "forward_batch",
+        "skip_attn_backend_init",
+        "pp_proxy_tensors",
+        "reinit_attn_backend",
+        "split_forward_count",
+    ),
+    "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch": ("cls", "forward_batch"),
+    "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.get_handler": (
+        "cls",
+        "backend_name",
+    ),
+    "sglang.srt.managers.scheduler_components.output_streamer."
+    "SchedulerOutputStreamer.is_request_level_customized_info_key": ("self", "key"),
+    "sglang.srt.sampling.sampling_params.SamplingParams.verify": ("self", "vocab_size"),
+}
+"""What is hooked in SGLang, and the parameters it must have."""
+
+
+class Reuse:
+    """The parts of a scheduler that reuses rows; one a process."""
+
+    def __init__(self, planner: "Planner", splitter: "Splitter") -> None:
+        self.planner = planner
+        self.splitter = splitter
+
+
+_reuse: Reuse | None = None
+
+
+def activate() -> None:
+    """Register the backend and the hooks; SGLang's entry point ``sglang.srt.plugins``."""
+    from sglang.srt.mem_cache.registry import register_radix_cache_backend  # noqa: PLC0415
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+
+    register_radix_cache_backend(BACKEND, build_cache)
+    for target, hook in _hooks().items():
+        HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def build_cache(context: Any) -> Any:  # SGLang's TreeCacheBuildContext
+    """Build the tree of ``--radix-cache-backend irminsul``.
+
+    Raises:
+        RuntimeError: the settings, this SGLang, its flags or the model have not been shown to work; says which.
+    """
+    try:
+        return _build_cache(context, read_settings())
+    except IrminsulError as error:
+        raise RuntimeError(f"irminsul: {error}") from error
+
+
+def _build_cache(context: Any, settings: Settings) -> Any:
+    global _reuse  # noqa: PLW0603  # hooks are functions of a process, which has one scheduler
+    from sglang.srt.mem_cache.registry import create_unified_radix_cache  # noqa: PLC0415
+
+    from irminsul.sglang.accounting import Accounting  # noqa: PLC0415
+    from irminsul.sglang.admission import Planner  # noqa: PLC0415
+    from irminsul.sglang.cache import IrminsulRadixCache  # noqa: PLC0415
+    from irminsul.sglang.donors import DonorIndex  # noqa: PLC0415
+    from irminsul.sglang.forward import Splitter  # noqa: PLC0415
+    from irminsul.sglang.live_model import LiveModel  # noqa: PLC0415
+    from irminsul.sglang.support import check_hooks, check_server, check_version  # noqa: PLC0415
+
+    check_version(version("sglang"), force=settings.force_version)
+    check_hooks(HOOKED)
+    check_server(context.server_args, context.model_config)
+    cache = create_unified_radix_cache(context, cache_class=IrminsulRadixCache)
+    if context.disable_radix_cache:
+        logger.warning("irminsul: --disable-radix-cache leaves nothing to reuse; irminsul is idle")
+        return cache
+    runner = context.tp_worker.model_runner
+    pool = context.params.token_to_kv_pool_allocator.get_kvcache()
+    live = LiveModel.of(runner, pool)
+    if settings.self_test:
+        live.self_test(settings.row_kernel, context.model_config.context_len)
+    donors = DonorIndex(
+        len(live.layers[0]),
+        page_size=context.params.page_size,
+        matcher=settings.matcher,
+        seed=_shared_seed(context.params.tp_cache_group),
+        max_bytes=settings.max_index_mib * 2**20,
+    )
+    identity = Namespace(
+        model=context.server_args.model_path, row_format=live.layout.fingerprint, rope=live.rope.fingerprint
+    )
+    cache.attach(donors, identity, settings)
+    accounting = Accounting.make(cache, enabled=context.params.enable_metrics)
+    planner = Planner(cache, settings.policy, accounting.count)
+    _reuse = Reuse(planner, Splitter(planner, live.mover(settings.row_kernel), live.rope, live.shape))
+    logger.info(
+        "irminsul %s: mode %s, matcher %s, rows %s, %s, index %.0f MiB",
+        version("irminsul-kv"),
+        settings.mode.value,
+        settings.matcher,
+        live.layout.fingerprint,
+        live.rope.fingerprint,
+        donors.registry.nbytes / 2**20,
+    )
+    return cache
+
+
+def _shared_seed(group: Any) -> int:  # torch.distributed.ProcessGroup | None
+    """Draw a seed that nobody can guess and all ranks share: equal indexes make equal plans."""
+    import torch  # noqa: PLC0415
+
+    seed = torch.tensor([secrets.randbits(62)], dtype=torch.int64)
+    if group is not None and torch.distributed.get_world_size(group=group) > 1:
+        torch.distributed.broadcast(seed, src=torch.distributed.get_global_rank(group, 0), group=group)
+    return int(seed)
+
+
+def _hooks() -> dict[str, Callable[..., Any]]:
+    return dict(
+        zip(
+            HOOKED,
+            (
+                _add_one_req,
+                _add_chunked_req,
+                _init_new,
+                _forward,
+                _from_forward_batch,
+                _get_handler,
+                _is_request_level,
+                _verify,
+            ),
+            strict=True,
+        )
+    )
+
+
+# Hooks: the wrapped function first, then its own arguments, all SGLang's.
+
+
+def _add_one_req(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    if _reuse is None:
+        return original(adder, req, *args, **kwargs)
+    return _reuse.planner.admit(adder, req, lambda: original(adder, req, *args, **kwargs), first=True)
+
+
+def _add_chunked_req(original: Any, adder: Any, req: Any) -> Any:
+    if _reuse is None:
+        return original(adder, req)
+    return _reuse.planner.admit(adder, req, lambda: original(adder, req), first=False)
+
+
+def _init_new(original: Any, cls: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    if _reuse is None:
+        return original(cls, batch, *args, **kwargs)
+    return _reuse.splitter.make(batch, lambda rows: original(cls, rows, *args, **kwargs))
+
+
+def _forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    if _reuse is None:
+        return original(runner, forward_batch, *args, **kwargs)
+    return _reuse.splitter.run(forward_batch, lambda: original(runner, forward_batch, *args, **kwargs))
+
+
+def _from_forward_batch(original: Any, cls: Any, forward_batch: Any) -> Any:
+    unsplit = None if _reuse is None else _reuse.splitter.current
+    if unsplit is None:
+        return original(cls, forward_batch)
+    with unsplit.shown(forward_batch):
+        return original(cls, forward_batch)
+
+
+def _get_handler(original: Any, cls: Any, backend_name: str) -> Any:
+    handler = original(cls, backend_name)
+    unsplit = None if _reuse is None else _reuse.splitter.current
+    if unsplit is None or not unsplit.absorbed:
+        return handler
+    from sglang.srt.models.deepseek_common.attention_backend_handler import _dispatch_mla_subtype  # noqa: PLC0415
+
+    return _dispatch_mla_subtype
+
+
+def _is_request_level(original: Any, streamer: Any, key: str) -> Any:
+    from irminsul.sglang.requests import INFO_KEY  # noqa: PLC0415
+
+    return key == INFO_KEY or original(streamer, key)
+
+
+def _verify(original: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+    read_request_options(sampling_params.custom_params)
+    return original(sampling_params, *args, **kwargs)
+
+
+def parameters_of(function: Any) -> tuple[str, ...]:
+    """Return the parameter names of a function, through decorators that name what they wrap."""
+    return tuple(inspect.signature(function).parameters)

@@ -1,0 +1,148 @@
+"""What the plugin remembers of a request: its scope, its lineage, its plan, and the counters it reports."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from irminsul.errors import InputError
+from irminsul.namespace import Namespace
+from irminsul.plan import Mode, Run
+from irminsul.sglang.settings import Settings, read_request_options
+
+ATTRIBUTE = "irminsul"
+INFO_KEY = "irminsul"
+"""Under which a request's counters stand in ``meta_info``."""
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """Prompt tokens of one step of a request's prefill, by what became of them."""
+
+    prefix: int
+    """Lossless, from the tree; of the first step only."""
+    history: int
+    """Derived rows of the request's own session; of the first step only."""
+    shifted: int
+    computed: int
+    gaps: int
+    runs: int
+
+
+TOKEN_CLASSES = ("prefix", "history", "shifted", "computed")
+
+
+@dataclass
+class ReuseState:
+    """One request, from its first match to its end."""
+
+    namespace: Namespace
+    extra_key: str | None
+    cache_salt: str | None
+    mode: Mode
+    refusal: str | None
+    """Why nothing is shifted for this request; None if it may be."""
+    donates: bool
+    """Whether its token ids determine its rows, so that others may copy them."""
+    approximate_prefix: bool
+    """Whether the policy lets a session continue from its derived rows."""
+    derived_from: int | None = None
+    """Rows from this position on are approximate; a multiple of the page size. None: all are exact."""
+    inherited: int | None = None
+    """What ``derived_from`` was when the request was matched."""
+    indexed: int = 0
+    """Rows below this position have been announced to the index."""
+    steps: list[StepTokens] = field(default_factory=list)
+    """Since the last match."""
+    declined: int = 0
+    """Plans given up because the pool had no room for donors and request together."""
+    found: tuple[object, list[Run]] | None = field(default=None, repr=False)
+    """Runs of the last search, and what they depend on."""
+
+    @property
+    def follows_history(self) -> bool:
+        """Whether the request may continue from derived rows."""
+        return self.mode is Mode.LIVE and self.refusal is None and self.approximate_prefix
+
+    def report(self) -> dict[str, Any]:
+        """Return the counters, in tokens of the prompt, for ``meta_info``."""
+        return {
+            "mode": self.mode.value,
+            "prefix_tokens": sum(step.prefix for step in self.steps),
+            "approximate_prefix_tokens": sum(step.history for step in self.steps),
+            "shifted_tokens": sum(step.shifted for step in self.steps),
+            "computed_tokens": sum(step.computed for step in self.steps),
+            "gaps": sum(step.gaps for step in self.steps),
+            "runs": sum(step.runs for step in self.steps),
+            "declined_plans": self.declined,
+            **({} if self.refusal is None else {"refusal": self.refusal}),
+        }
+
+
+def new_state(req: Any, settings: Settings, identity: Namespace) -> ReuseState:  # SGLang's Req
+    """Read what a request asks for and what it may have.
+
+    Args:
+        req: SGLang's request.
+        settings: the server's.
+        identity: model, row format and rope.
+    """
+    refusal = _refusal(req)
+    try:
+        options = read_request_options(req.sampling_params.custom_params)
+        mode = _least(settings.mode, settings.mode if options.mode is None else options.mode)
+        tenant = options.tenant
+    except InputError as error:
+        # The front end refuses these; whatever comes past it gets nothing.
+        mode, tenant, refusal = Mode.OFF, "", str(error)
+    namespace = Namespace(
+        tenant=tenant,
+        cache_salt=req.cache_salt or "",
+        extra_key=req.extra_key or "",
+        lora=req.lora_id or "",
+        model=identity.model,
+        tokenizer=identity.tokenizer,
+        row_format=identity.row_format,
+        rope=identity.rope,
+    )
+    return ReuseState(
+        namespace=namespace,
+        extra_key=req.extra_key,
+        cache_salt=req.cache_salt or None,
+        mode=mode,
+        refusal=refusal,
+        donates=not any(_asked(req, name) for name in _NOT_BY_TOKENS),
+        approximate_prefix=settings.policy.approximate_prefix,
+    )
+
+
+_RANK = {Mode.OFF: 0, Mode.OBSERVE: 1, Mode.LIVE: 2}
+
+
+def _least(a: Mode, b: Mode) -> Mode:
+    return min(a, b, key=_RANK.__getitem__)
+
+
+_NOT_BY_TOKENS = {
+    "input_embeds": "its rows follow from embeddings, not from token ids",
+    "positional_embed_overrides": "its rows follow from embeddings, not from token ids",
+    "multimodal_inputs": "its rows follow from images or sound, not from token ids",
+}
+_REFUSED_ATTRIBUTES = _NOT_BY_TOKENS | {
+    "session": "streaming sessions keep their own rows",
+    "return_hidden_states": "hidden states of reused tokens are not computed",
+    "return_routed_experts": "experts of reused tokens are not computed",
+    "return_indexer_topk": "the index of reused tokens is not computed",
+    "token_indices_to_pool": "pooled tokens must be computed",
+    "multi_item_delimiter_indices": "items are scored apart",
+    "beam_group": "beam search keeps rows of its own",
+}
+
+
+def _refusal(req: Any) -> str | None:
+    """Say why no row may be shifted for a request, or None."""
+    return next((f"{name}: {reason}" for name, reason in _REFUSED_ATTRIBUTES.items() if _asked(req, name)), None)
+
+
+def _asked(req: Any, name: str) -> bool:
+    # Some are flags, others objects, and tensors among those have no truth value.
+    value = getattr(req, name, None)
+    return value is not None and value is not False

@@ -1,0 +1,175 @@
+"""What has been shown to work with SGLang and what is refused: one table for the server, ``irminsul doctor`` and docs.
+
+Default deny: an option whose value is not in its row's set, a model that is not listed, or an SGLang whose surface
+differs is refused with a sentence that names it. The last column says why, or where it was shown.
+"""
+
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from irminsul.errors import UnsupportedModelError
+
+TESTED_VERSION = "0.5.23"
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Option:
+    """A flag of SGLang (``--`` and dashes for underscores) and the values it may have."""
+
+    name: str
+    allowed: tuple[Any, ...]
+    reason: str
+
+    def allows(self, value: Any) -> bool:
+        """Say whether a value is one of the allowed; True and 1 are different."""
+        return any(type(value) is type(choice) and value == choice for choice in self.allowed)
+
+    @property
+    def flag(self) -> str:
+        """As on a command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+OFF = (None, False)
+OPTIONS: tuple[Option, ...] = (
+    Option("speculative_algorithm", OFF, "draft rows would not be moved with the target's"),
+    Option("disaggregation_mode", ("null",), "the decode server would receive approximate rows as if exact"),
+    Option("enable_hierarchical_cache", (False,), "rows that come back from the host are not indexed yet"),
+    Option("enable_unified_cache_external_linker", (False,), "linker and irminsul would both load rows for a request"),
+    Option("enable_lmcache", OFF, "it brings its own tree"),
+    Option("enable_flexkv", OFF, "it brings its own tree"),
+    Option("enable_hisparse", (False,), "sparse rows on the host are not moved"),
+    Option("enable_unified_memory", (False,), "its slots are not those of a plain pool"),
+    Option("enable_page_major_kv_layout", (False,), "rows of a layer are not one tensor"),
+    Option("enable_kv_cache_sharding", (False,), "a rank holds only a part of the rows"),
+    Option("pp_size", (1,), "stages plan at different times; not shown to agree"),
+    Option("dcp_size", (1,), "a rank holds only a part of the rows"),
+    Option("attn_cp_size", (1,), "a rank computes only a part of a gap"),
+    Option(
+        "enable_dp_attention",
+        (False,),
+        "ranks agree on token counts before a batch is split; replicas by --dp-size are separate servers and work",
+    ),
+    Option("enable_two_batch_overlap", (False,), "it splits a batch by itself"),
+    Option("enable_pdmux", (False,), "it splits a prefill by layers"),
+    Option("enable_streaming_session", (False,), "a session's rows are not in the tree"),
+    Option("enable_deterministic_inference", OFF, "approximate reuse depends on what is in the cache"),
+    Option("kv_canary", (None, "none", "off", False), "it checks that a row was computed where it stands"),
+    Option("dllm_algorithm", (None,), "rows of a block depend on what follows"),
+    Option("enable_mis", (False,), "items of a prompt are attended apart"),
+    Option("enable_watermark", OFF, "it keeps state for each row of a batch"),
+    Option("enable_encoder_swa_bounded_replay", OFF, "it splits a batch by itself"),
+    Option("is_embedding", (False,), "embeddings would change"),
+    Option("cpu_offload_gb", (0,), "not shown to work"),
+    Option("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "packed rows (fp8, fp4) are not moved"),
+    Option(
+        "attention_backend",
+        (None, "fa3", "flashinfer", "flashmla", "triton", "torch_native"),
+        "only fa3 has been shown on a GPU so far; the others take the same batches",
+    ),
+)
+
+
+class Support(StrEnum):
+    """How far a model has been shown to work."""
+
+    SHOWN = "shown"
+    """Served with trained weights on a GPU; results in docs/sglang.md."""
+    SHAPE = "shape"
+    """Its attention form is that of a model shown; its own weights were not tried."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model class, as in ``architectures`` of a config."""
+
+    name: str
+    models: str
+    support: Support
+    note: str = ""
+
+
+ARCHITECTURES: tuple[Architecture, ...] = (
+    Architecture("DeepseekV2ForCausalLM", "smollm2-mla, DeepSeek-V2, DeepSeek-V2-Lite", Support.SHOWN),
+    Architecture("DeepseekV3ForCausalLM", "DeepSeek-V3, R1, V3.1, Kimi-K2, Moonlight, JoyAI-LLM-Flash", Support.SHAPE),
+    Architecture("Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", Support.SHAPE),
+    Architecture("LongcatFlashForCausalLM", "LongCat-Flash", Support.SHAPE, "two attentions a layer"),
+    Architecture("MistralLarge3ForCausalLM", "Mistral-Large-3, Mistral-Small-4", Support.SHAPE),
+    Architecture(
+        "DeepseekV32ForCausalLM", "DeepSeek-V3.2", Support.REFUSED, "DSA index keys cannot be turned in place"
+    ),
+    Architecture("GlmMoeDsaForCausalLM", "GLM-5", Support.REFUSED, "DSA index keys cannot be turned in place"),
+    Architecture("DeepseekV4ForCausalLM", "DeepSeek-V4", Support.REFUSED, "its rows are compressed over positions"),
+    Architecture("KimiLinearForCausalLM", "Kimi-Linear", Support.REFUSED, "hybrid: a recurrent state cannot be moved"),
+    Architecture(
+        "MiniCPM3ForCausalLM", "MiniCPM3", Support.REFUSED, "longrope changes its frequencies with the length"
+    ),
+)
+
+
+def check_version(found: str, *, force: bool) -> None:
+    """Refuse a release of SGLang that has not been tested, unless forced."""
+    if found != TESTED_VERSION and not force:
+        raise UnsupportedModelError(
+            f"SGLang {found} has not been tested, {TESTED_VERSION} has; force_version = true starts nevertheless"
+        )
+
+
+def check_hooks(hooked: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse an SGLang in which a hooked function has other parameters, or is not hooked."""
+    from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: PLC0415
+
+    for target, expected in hooked.items():
+        try:
+            found = tuple(inspect.signature(pkgutil.resolve_name(target)).parameters)
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedModelError(f"this SGLang has no {target}: {error}") from None
+        # A class method shows no cls once it is bound.
+        if found != tuple(name for name in expected if name != "cls"):
+            raise UnsupportedModelError(f"{target} takes ({', '.join(found)}), expected ({', '.join(expected)})")
+        if target not in HookRegistry._patched:  # noqa: SLF001  # failures to hook are only logged there
+            raise UnsupportedModelError(f"{target} was not hooked; SGLang's log says why")
+
+
+def check_server(server_args: Any, model_config: Any) -> None:  # SGLang's own
+    """Refuse the first option or model that has not been shown to work."""
+    for problem in problems(server_args, model_config.hf_config):
+        raise UnsupportedModelError(problem)
+
+
+def problems(server_args: Any, hf_config: Any) -> Iterator[str]:
+    """Yield a sentence for each option and model property that is refused."""
+    for option in OPTIONS:
+        value = getattr(server_args, option.name, _MISSING)
+        if value is _MISSING:
+            yield f"this SGLang has no {option.flag}: its flags differ from those of {TESTED_VERSION}"
+        elif not option.allows(value):
+            allowed = ", ".join(repr(choice) for choice in option.allowed)
+            yield f"{option.flag} {value!r} is not supported: {option.reason}; supported: {allowed}"
+    yield from model_problems(hf_config)
+
+
+def model_problems(hf_config: Any) -> Iterator[str]:  # transformers' PretrainedConfig
+    """Yield a sentence for each property of a model that is refused."""
+    names = getattr(hf_config, "architectures", None) or ["(none)"]
+    known = {architecture.name: architecture for architecture in ARCHITECTURES}
+    found = known.get(names[0])
+    if found is None:
+        supported = ", ".join(known[name].name for name in known if known[name].support is not Support.REFUSED)
+        yield f"model class {names[0]} has not been shown to work; supported: {supported}"
+    elif found.support is Support.REFUSED:
+        yield f"{found.models} ({found.name}) is not supported: {found.note}"
+    if getattr(hf_config, "index_topk", None):
+        yield "sparse attention (DSA) is not supported: its index keys cannot be turned in place"
+    scaling = getattr(hf_config, "rope_scaling", None) or getattr(hf_config, "rope_parameters", None) or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "yarn", "deepseek_yarn", "linear"):
+        yield f"rope type {kind!r} is not supported: its frequencies change with the length of the sequence"
+    if getattr(hf_config, "qk_rope_head_dim", 1) == 0 or getattr(hf_config, "mla_use_nope", False):
+        yield "NoPE models are not supported: their keys are not turned"
