@@ -85,6 +85,7 @@ class SglangEngine:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
+        self._listener.close()
 
     def __enter__(self) -> Self:
         return self

@@ -65,8 +65,8 @@ def main() -> None:
             "sampling_backend": "pytorch",
             "grammar_backend": "none",
             "attention_backend": "fa3",
-            "mem_fraction_static": 0.28,
-            "max_total_tokens": 200_000,
+            "mem_fraction_static": 0.9,
+            "max_total_tokens": 100_000 if arguments.lite else 60_000,
             "log_level": "info",
             **arguments.flags,
         }

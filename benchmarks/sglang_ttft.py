@@ -98,7 +98,7 @@ def main() -> None:
             "sampling_backend": "pytorch",
             "grammar_backend": "none",
             "attention_backend": "fa3",
-            "mem_fraction_static": 0.38,
+            "mem_fraction_static": 0.9,
             "max_total_tokens": 500_000,
             "log_level": "info",
             **({} if arguments.graphs else {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}),
