@@ -36,6 +36,16 @@ ModelArgument = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu or cuda (one GPU).")]
 DtypeOption = Annotated[str, typer.Option(help="float32, bfloat16 or float16; rows are stored in it too.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed, other cases and texts.")]
+
+# Written out, because the base install cannot import the modules that know them; a test compares.
+_NAMES = "Names separated by commas"
+_TASKS = "needle-1k, needle-2k, needle-4k, needle-8k, qa, agent, continuation, self-copy"
+_PATHS = (
+    "prefix, naive, shifted, shifted-w8, shifted-w16, shifted-w32, shifted-w64, shifted-carve0, shifted-carve64, "
+    "shifted-carve128, shifted-run32, shifted-run128, shifted-run256, shifted-run512, derived, chained, control"
+)
+_MATCHERS = "fixed128, cdc, cdc_s1, anchored, anchored_s1, winnow32, winnow64, winnow128"
 
 
 def main() -> None:
@@ -121,14 +131,20 @@ def demo(
 
 @app.command()
 def fidelity(
+    context: typer.Context,
     checkpoint: ModelArgument = "smollm2-mla",
     quick: Annotated[bool, typer.Option("--quick", help="Few short cases; minutes on two cores.")] = False,  # noqa: FBT002
-    tasks: Annotated[str | None, typer.Option(help="Names separated by commas; all by default.")] = None,
-    paths: Annotated[str | None, typer.Option(help="Names separated by commas; all by default.")] = None,
+    tasks: Annotated[str | None, typer.Option(help=f"{_NAMES}; all by default: {_TASKS}.")] = None,
+    paths: Annotated[
+        str | None,
+        typer.Option(help=f"{_NAMES}; all by default, and the engine's default in any case: {_PATHS}."),
+    ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Cases of each task; 30 by default, 2 if quick.")] = None,
-    seed: Annotated[int, typer.Option(help="Another seed, other cases.")] = 0,
-    matcher: Annotated[str, typer.Option(help="What finds the runs.")] = "winnow64",
-    json: Annotated[Path | None, typer.Option(help="Write the results as JSON, too.")] = None,
+    seed: SeedOption = 0,
+    matcher: Annotated[str, typer.Option(help=f"What finds the runs: {_MATCHERS}.")] = "winnow64",
+    json: Annotated[
+        Path | None, typer.Option(help="Write the results as JSON, too; NAME.incomplete.json if interrupted.")
+    ] = None,
     render: Annotated[
         Path | None, typer.Option(help="Measure nothing: print the results in this JSON file as Markdown.")
     ] = None,
@@ -137,6 +153,7 @@ def fidelity(
 ) -> None:
     """Measure what shifted reuse does to a model's distributions and answers."""
     if render is not None:
+        _refuse_beside_render(context)
         report = _need("irminsul.fidelity.report")
         typer.echo(report.markdown(report.read_json(render)), nl=False)
         return
@@ -283,6 +300,18 @@ def marker_check(
     typer.echo(str(report))
     if not report.helps:
         raise typer.Exit(1)
+
+
+def _refuse_beside_render(context: typer.Context) -> None:
+    """Raise InputError if anything but --render was given."""
+    sources = {
+        parameter.opts[0]: context.get_parameter_source(str(parameter.name))
+        for parameter in context.command.params
+        if parameter.name != "render"
+    }
+    given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+    if given:
+        raise InputError(f"--render only prints a file; leave out {', '.join(given)}")
 
 
 def _need(module: str, extra: str = "engine") -> Any:  # noqa: ANN401

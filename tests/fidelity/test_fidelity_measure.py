@@ -1,6 +1,9 @@
 """Mechanics on a tiny random model, and that the harness reuses what the engine reuses."""
 
+import ast
+import inspect
 import math
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -14,8 +17,9 @@ from irminsul.demo.run import kl_divergence
 from irminsul.engine.engine import Engine, EngineConfig
 from irminsul.engine.types import Request, SamplingParams
 from irminsul.errors import InputError
+from irminsul.fidelity import paths as paths_module
 from irminsul.fidelity.measure import Harness, holds, token_kl
-from irminsul.fidelity.paths import FULL, PATHS, SHIFTED, shipped_path
+from irminsul.fidelity.paths import FULL, PATHS, QUICK_PATHS, SHIFTED, shipped_path
 from irminsul.fidelity.tasks import Case
 from irminsul.plan import ReusePolicy
 
@@ -201,6 +205,34 @@ def test_token_kl_by_hand():
     assert token_kl(full, path).item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
 
 
-def test_the_shipped_policy_is_named_if_a_path_has_it():
-    name = shipped_path()
-    assert name is None or PATHS[name].policy == ReusePolicy()
+def test_the_shipped_policy_is_that_of_a_path_that_is_always_measured():
+    assert PATHS[shipped_path()].policy == ReusePolicy()
+    assert shipped_path() in QUICK_PATHS
+
+
+def test_paths_name_every_field_of_their_policy():
+    """A default of the engine that changes must not change what a path means."""
+    tree = ast.parse(inspect.getsource(paths_module))
+    (call,) = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "SHIFTED"]
+    assert {keyword.arg for keyword in call.keywords} == {field.name for field in fields(ReusePolicy)}
+
+
+def test_a_path_is_decoded_beyond_the_end_of_the_reference(model, cases):
+    """The reference ends early; the answer stands where only the path's own text reaches."""
+    texts = []
+    harness = Harness(model, lambda tokens: texts.append(tokens) or "")
+    harness.measure("words", 0, cases[0], [PATHS["control"]], TOKENS)
+    reference, own = texts
+    divergence = next(at for at, (a, b) in enumerate(zip(reference, own, strict=False)) if a != b)
+    ended = replace(model, config=replace(model.config, eos_token_ids=(reference[divergence],)))
+    texts.clear()
+    Harness(ended, lambda tokens: texts.append(tokens) or "").measure("words", 0, cases[0], [PATHS["control"]], TOKENS)
+    assert len(texts[0]) == divergence + 1
+    assert len(texts[1]) > len(texts[0])
+    assert texts[1] == own[: len(texts[1])]
+
+
+def test_logits_that_are_no_numbers_are_refused(model, cases):
+    damaged = replace(model, final_norm_E=torch.full_like(model.final_norm_E, math.nan))
+    with pytest.raises(InputError, match="logits are not finite"):
+        Harness(damaged, str).measure("words", 0, cases[0], [], TOKENS)

@@ -11,9 +11,10 @@ from irminsul.engine.loading import load_model, load_tokenizer
 from irminsul.errors import InputError
 from irminsul.fidelity.measure import CaseResult, Harness
 from irminsul.fidelity.paths import PATHS, QUICK_PATHS, shipped_path
-from irminsul.fidelity.report import case_progress, print_report, report_of, write_json
+from irminsul.fidelity.report import NOISE_LIMIT, RunRecord, case_progress, print_report, report_of, write_json
 from irminsul.fidelity.tasks import QUICK_TASKS, TASKS, Draft, Task
 from irminsul.machine import describe_machine
+from irminsul.output_files import require_writable
 from irminsul.registry import MATCHERS
 
 CASES = 30
@@ -39,11 +40,14 @@ def fidelity_command(
 ) -> dict[str, Any]:
     """Measure and print; return the report.
 
+    If the run ends early, with Ctrl-C or an error, the finished cases are printed and written beside ``json_path``, as
+    ``NAME.incomplete.json``.
+
     Args:
         checkpoint: directory of the model and its tokenizer.
         quick: fewer and shorter cases, fewer paths.
         tasks: names separated by commas; all (or the quick ones) if None.
-        paths: likewise.
+        paths: likewise; the engine's default is measured whatever is named.
         n: cases of each task; CASES or QUICK_CASES if None.
         seed: of the cases.
         matcher: which matcher finds the runs.
@@ -58,11 +62,11 @@ def fidelity_command(
     """
     started = time.perf_counter()
     chosen_tasks = choose("task", TASKS, tasks, QUICK_TASKS if quick else tuple(TASKS))
-    chosen_paths = choose("path", PATHS, paths, QUICK_PATHS if quick else tuple(PATHS))
+    chosen_paths = choose("path", PATHS, paths, QUICK_PATHS if quick else tuple(PATHS), always=(shipped_path(),))
     if matcher not in MATCHERS:
         raise InputError(f"unknown matcher {matcher!r}; valid matchers: {', '.join(MATCHERS)}")
-    if json_path is not None and not json_path.parent.is_dir():
-        raise InputError(f"cannot write {json_path}: there is no directory {json_path.parent}")
+    if json_path is not None:
+        require_writable(json_path)
     tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, device=device, dtype=dtype)
     context = model.config.max_position_embeddings
@@ -75,35 +79,50 @@ def fidelity_command(
         special_tokens=tuple(tokenizer.all_special_ids),
     )
     count = n or (QUICK_CASES if quick else CASES)
+
+    def finish(results: Sequence[CaseResult], *, complete: bool) -> dict[str, Any]:
+        record = RunRecord(
+            model=checkpoint.name,
+            machine=str(describe_machine(device, dtype)),
+            noise_limit=NOISE_LIMIT[dtype],
+            prompt_form=draft.form,
+            matcher=matcher,
+            seed=seed,
+            quick=quick,
+            n=count,
+            complete=complete,
+            default_path=shipped_path(),
+            left_out=left_out,
+            paths={path.name: path.about for path in chosen_paths},
+            path_matchers={path.name: path.matcher for path in chosen_paths if path.matcher is not None},
+            task_descriptions={task.name: task.about for task in fitting},
+            seconds=time.perf_counter() - started,
+        )
+        report = report_of(results, record)
+        print_report(console or Console(), report)
+        if json_path is not None:
+            write_json(report, json_path if complete else json_path.with_suffix(".incomplete.json"))
+        return report
+
     results: list[CaseResult] = []
-    with case_progress(progress or Console(stderr=True), count * len(fitting)) as report_case:
-        for task in fitting:
-            for number, case in enumerate(task.cases(draft, count, seed, quick=quick)):
-                results.append(harness.measure(task.name, number, case, chosen_paths, task.max_tokens))
-                report_case(results[-1])
-    run = {
-        "model": checkpoint.name,
-        "machine": str(describe_machine(device, dtype)),
-        "prompt_form": draft.form,
-        "matcher": matcher,
-        "seed": seed,
-        "quick": quick,
-        "n": count,
-        "default_path": shipped_path(),
-        "left_out": left_out,
-        "paths": {path.name: path.about for path in chosen_paths},
-        "task_descriptions": {task.name: task.about for task in fitting},
-        "seconds": time.perf_counter() - started,
-    }
-    report = report_of(results, run)
-    print_report(console or Console(), report)
-    if json_path is not None:
-        write_json(report, json_path)
-    return report
+    finished = False
+    try:
+        with case_progress(progress or Console(stderr=True), count * len(fitting)) as report_case:
+            for task in fitting:
+                for number, case in enumerate(task.cases(draft, count, seed, quick=quick)):
+                    results.append(harness.measure(task.name, number, case, chosen_paths, task.max_tokens))
+                    report_case(results[-1])
+        finished = True
+    finally:
+        if results and not finished:
+            finish(results, complete=False)
+    return finish(results, complete=True)
 
 
-def choose(kind: str, known: Mapping[str, _Named], text: str | None, default: Sequence[str]) -> list[_Named]:
-    """Return what comma-separated names name, in the order they are known, or the default.
+def choose(
+    kind: str, known: Mapping[str, _Named], text: str | None, default: Sequence[str], *, always: Sequence[str] = ()
+) -> list[_Named]:
+    """Return what comma-separated names name, or the default, and what is always chosen, in the order they are known.
 
     Raises:
         InputError: a name is unknown; the message lists the valid ones.
@@ -112,7 +131,7 @@ def choose(kind: str, known: Mapping[str, _Named], text: str | None, default: Se
     for name in names:
         if name not in known:
             raise InputError(f"unknown {kind} {name!r}; valid {kind}s: {', '.join(known)}")
-    return [value for name, value in known.items() if name in names]
+    return [value for name, value in known.items() if name in (*names, *always)]
 
 
 def _fitting(tasks: Sequence[Task], context: int, *, quick: bool, named: bool) -> tuple[list[Task], list[str]]:

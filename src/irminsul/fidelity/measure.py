@@ -8,6 +8,7 @@ only a path whose text diverges before the end, in a task with a right answer, i
 Shape letters: ``K`` tokens of the continuation, ``V`` vocabulary, ``S`` slots of the pool.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +97,10 @@ class Harness:
             number: of the case in its task, for the result.
             case: prompt, donors and answer.
             paths: what to compare with the reference.
-            max_tokens: longest continuation.
+            max_tokens: longest continuation, of the reference and of each path's own text.
+
+        Raises:
+            InputError: the model's context is too short, or its logits are not finite.
         """
         longest = max(len(tokens) for tokens in (*case.donors, case.prompt, case.middle)) + max_tokens
         if longest > self._model.config.max_position_embeddings:
@@ -112,14 +116,14 @@ class Harness:
         reference = self._reference(rows, prompt, max_tokens)
         rows.used = mark
         forced = np.concatenate([prompt, reference.continuation])
-        extra = len(reference.continuation)
         results = {FULL: self._result(case, reference, reference.plan, reference.logits_KV, reference.continuation)}
-        for group in _groups(rows, paths, len(prompt), len(middle), extra, self._pool_LSW.shape[1]):
+        for group in _groups(rows, paths, len(prompt), len(middle), max_tokens, self._pool_LSW.shape[1]):
             placed = [
-                rows.place(path, prompt, session_end=case.session_end, middle=middle, extra=extra) for path in group
+                rows.place(path, prompt, session_end=case.session_end, middle=middle, extra=max_tokens)
+                for path in group
             ]
             logits = rows.forward([_forced_part(forced, place, len(prompt)) for place in placed])
-            texts = self._own_texts(rows, case, reference, placed, logits)
+            texts = self._own_texts(rows, case, reference, placed, logits, max_tokens)
             for path, place, logits_KV, text in zip(group, placed, logits, texts, strict=True):
                 results[path.name] = self._result(case, reference, place.plan, logits_KV, text)
             rows.used = mark
@@ -148,11 +152,17 @@ class Harness:
         return _Reference(len(prompt), _array(text.own), torch.cat(seen))
 
     def _own_texts(
-        self, rows: RowCache, case: Case, reference: "_Reference", placed: Sequence[Placed], logits: Sequence[Tensor]
+        self,
+        rows: RowCache,
+        case: Case,
+        reference: "_Reference",
+        placed: Sequence[Placed],
+        logits: Sequence[Tensor],
+        max_tokens: int,
     ) -> list[Tokens]:
         """Return each path's own greedy text; without an answer to look for, only up to where it diverges."""
         texts = []
-        prompt, max_tokens = _array(case.prompt), len(reference.continuation)
+        prompt = _array(case.prompt)
         for place, logits_KV in zip(placed, logits, strict=True):
             chosen = logits_KV.argmax(dim=-1).cpu().numpy()
             end = _first_divergence(chosen, reference.continuation) + 1
@@ -172,8 +182,13 @@ class Harness:
         self, case: Case, reference: "_Reference", plan: ReusePlan, logits_KV: Tensor, text: Tokens
     ) -> PathResult:
         chosen = logits_KV.argmax(dim=-1).cpu().numpy()
+        kl = float(token_kl(reference.logits_KV, logits_KV).mean())
+        if not math.isfinite(kl):
+            raise InputError(
+                "the model's logits are not finite: its checkpoint is damaged, or the dtype is too narrow for it"
+            )
         return PathResult(
-            kl=float(token_kl(reference.logits_KV, logits_KV).mean()),
+            kl=kl,
             argmax_match=float((chosen == reference.continuation).mean()),
             first_divergence=_first_divergence(chosen, reference.continuation),
             tokens=len(reference.continuation),

@@ -1,0 +1,67 @@
+"""Files that hold results: looked at before the work begins, replaced only when the new content is complete.
+
+A failed write leaves what was there before: the content goes to a file beside it, which is renamed at the end.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from irminsul.errors import InputError
+
+
+def require_writable(*paths: Path) -> None:
+    """Raise InputError unless each path names a regular file that can be written, or none in a directory that can."""
+    for path in paths:
+        with _as_input_error(path):
+            if path.is_dir():
+                raise InputError(f"cannot write {path}: it is a directory")
+            if path.exists() and not path.is_file():
+                raise InputError(f"cannot write {path}: it is not a regular file")
+            if not path.parent.is_dir():
+                raise InputError(f"cannot write {path}: there is no directory {path.parent}")
+            if path.exists() and not os.access(path, os.W_OK):
+                raise InputError(f"cannot write {path}: it is read-only")
+            probe = _beside(path)
+            probe.touch()
+            probe.unlink()
+
+
+def require_folder(folder: Path, *names: str) -> None:
+    """Make a directory if there is none; raise InputError unless files of these names can be written to it."""
+    with _as_input_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    require_writable(*(folder / name for name in names))
+
+
+def replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Write files, all or none: none is replaced before all are written.
+
+    Raises InputError if one cannot be written; what was there before stays.
+    """
+    staged = {path: _beside(path) for path in contents}
+    try:
+        for path, content in contents.items():
+            with _as_input_error(path):
+                staged[path].write_bytes(content)
+        for path, complete in staged.items():
+            with _as_input_error(path):
+                # A link stays a link, to a new file.
+                complete.replace(path.resolve())
+    finally:
+        for complete in staged.values():
+            complete.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    target = path.resolve()
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+@contextmanager
+def _as_input_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
