@@ -106,7 +106,7 @@ def test_a_report_of_a_model_without_an_original(subject, monkeypatch):
     report = invariance.run(subject)
     assert "No original" in " ".join(report.notes)
     assert {row[0] for row in report.tables[0].rows} >= {"c_kv (other text)", "moved_row (same text)"}
-    assert len(report.comparisons) == 3
+    assert len(report.comparisons) == 4
     mean = report.results["auc_mean_over_layers"]["other text / c_kv / block mean"]
     layers = report.results["auc_by_layer"]["other text"]["c_kv"]["block mean"]
     assert mean == pytest.approx(sum(layers) / 3)
@@ -137,6 +137,35 @@ def test_no_original_without_its_file(subject, monkeypatch):
     found = load_original(subject)
     assert found.model is None
     assert found.note == "No original: the file is not installed."
+
+
+def test_no_original_where_it_cannot_be_built(subject, monkeypatch):
+    """Before anything is measured."""
+
+    def read_only(_name, **_options):
+        raise OSError(30, "Read-only file system")
+
+    said = []
+    monkeypatch.setattr(original, "is_from_smollm2", lambda _: True)
+    monkeypatch.setattr(original, "build", read_only)
+    monkeypatch.setattr(invariance, "QUICK", SMALL)
+    report = invariance.run(replace(subject, tell=said.append))
+    assert "600 MB" in said[0]
+    assert "Read-only file system" in said[1]
+    assert said[2].startswith("Window")
+    assert any("Read-only file system" in note for note in report.notes)
+
+
+def compare(**ours):
+    mean = {("other text", part, "block mean"): value for part, value in ours.items()}
+    return [compared.agrees for compared in invariance._comparisons(mean, has_original=False)]
+
+
+def test_directions_follow_the_numbers():
+    assert compare(c_kv=0.99, k_rope=0.41, k_rope_base=0.89, row=0.48, moved_row=0.98) == [True] * 4
+    # Better than as stored, but not invariant.
+    assert compare(c_kv=0.99, k_rope=0.41, k_rope_base=0.45, row=0.48, moved_row=0.6)[2:] == [False, False]
+    assert compare(c_kv=0.99, k_rope=0.41, k_rope_base=0.89, row=0.98, moved_row=0.98)[3] is False
 
 
 def test_a_model_that_reads_less_is_refused(subject):

@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from irminsul.errors import InputError
 from irminsul.machine import Machine
-from irminsul.reproduce.figures import Line, Panel, write_png
+from irminsul.reproduce.figures import Line, Panel, draw_png
 from irminsul.reproduce.record import Comparison, Origin, Report, Table, number, verdict, write_report
 
 
@@ -19,6 +20,7 @@ class Sizes:
 PANEL = Panel("title", "tokens", "share", (Line("a", (1, 10, 100), (0.1, 0.2, 0.4)),), log_x=10, log_y=True, level=0.2)
 SAME = Comparison("water runs down", "down", "down", agrees=True)
 OTHER = Comparison("bread falls on its back", "back", "front", agrees=False)
+OPEN = Comparison("dice fall on six", "six", "3.5", agrees=None)
 ORIGIN = Origin("irminsul reproduce x", "tiny", True, 7, Machine("a computer", 2, 1, "2", "float32"), 1.5)
 
 
@@ -33,8 +35,13 @@ def test_a_difference_in_direction_is_said_plainly():
     assert verdict([SAME, OTHER]).endswith("bread falls on its back.")
 
 
+def test_what_is_not_decided_is_neither():
+    assert verdict([SAME, OPEN]) == "Our cases do not decide 1 of 2 comparisons: dice fall on six."
+    assert verdict([OTHER, OPEN]).count("1 of 2") == 2
+
+
 def test_three_files_hold_the_numbers_and_how_to_make_them_again(tmp_path):
-    paths = write_report(report(SAME, OTHER), ORIGIN, tmp_path / "new" / "folder")
+    paths = write_report(report(SAME, OTHER, OPEN), ORIGIN, tmp_path)
     assert [path.name for path in paths] == ["x.json", "x.md", "x.png"]
     data = json.loads(paths[0].read_text())
     assert data["results"] == {"a": 1.0}
@@ -42,29 +49,40 @@ def test_three_files_hold_the_numbers_and_how_to_make_them_again(tmp_path):
     assert (data["command"], data["seed"], data["quick"]) == ("irminsul reproduce x", 7, True)
     assert data["machine"]["processor"] == "a computer"
     assert {"irminsul", "python", "torch", "transformers", "matplotlib"} <= set(data["versions"])
-    assert [compared["agrees"] for compared in data["comparisons"]] == [True, False]
+    assert [compared["agrees"] for compared in data["comparisons"]] == [True, False, None]
     text = paths[1].read_text()
     assert "| a | 1 |" in text
     assert "| bread falls on its back | back | front | **no** |" in text
-    assert report(SAME, OTHER).verdict in text
+    assert "| dice fall on six | six | 3.5 | not decided |" in text
+    assert report(SAME, OTHER, OPEN).verdict in text
     assert "A note." in text
     assert "`irminsul reproduce x` (reduced sizes) in 2 s" in text
     assert "(x.png)" in text
 
 
-def test_a_picture_is_small_and_the_same_every_time(tmp_path):
-    for name in ("a.png", "b.png"):
-        write_png((PANEL, PANEL), tmp_path / name)
-    first = (tmp_path / "a.png").read_bytes()
-    assert first == (tmp_path / "b.png").read_bytes()
+def test_a_picture_is_small_and_the_same_every_time():
+    bars = Line("b", ("qa", "agent"), (0.1, 0.2), [(0.05, 0.3), None])
+    panels = (PANEL, Panel("title", "task", "share", (bars,), from_zero=True))
+    first = draw_png(panels, "a model")
+    assert first == draw_png(panels, "a model")
+    assert first != draw_png(panels, "another model")
     assert first.startswith(b"\x89PNG")
     assert len(first) < 100_000
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write to .*file"):
-        write_report(report(SAME), ORIGIN, tmp_path / "file" / "folder")
+def test_a_failed_write_leaves_all_three_files_as_they_were(tmp_path, monkeypatch):
+    before = {path: path.read_bytes() for path in write_report(report(SAME), ORIGIN, tmp_path)}
+    real = Path.write_bytes
+
+    def full_disk(path, content):
+        if ".png." in path.name:
+            raise OSError(28, "No space left on device")
+        return real(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(InputError, match=r"cannot write .*x\.png: No space left"):
+        write_report(report(OTHER), ORIGIN, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from irminsul.reproduce import rope_pitfall
+from irminsul.reproduce.cases import mean_case
 from irminsul.reproduce.rope_pitfall import NAIVE, RIGHT, Fidelity, Sizes, compare_logits, is_plain, movers
 from irminsul.rope import Pairing, RopeSpec
 
@@ -36,8 +37,14 @@ def test_kl_and_match_by_hand():
     assert match_T.tolist() == [1.0, 1.0, 0.0]
 
 
+def means(results):
+    return {
+        name: {delta: mean_case(prompts) for delta, prompts in by_delta.items()} for name, by_delta in results.items()
+    }
+
+
 def test_the_right_rotation_is_the_best(subject):
-    results = rope_pitfall.measure(subject, SMALL, movers(subject.model.config.rope))
+    results = means(rope_pitfall.measure(subject, SMALL, movers(subject.model.config.rope)))
     right = results[RIGHT]
     for name in ("wrong pairing", "double mscale", NAIVE):
         for delta in (16, 120):
@@ -51,36 +58,53 @@ def test_the_right_rotation_is_the_best(subject):
 def test_reuse_of_the_prompts_own_rows_is_the_full_computation(subject):
     """At distance 0 the donor is the prompt itself."""
     sizes = replace(SMALL, deltas=(0,))
-    results = rope_pitfall.measure(subject, sizes, movers(subject.model.config.rope))
+    results = means(rope_pitfall.measure(subject, sizes, movers(subject.model.config.rope)))
     assert results[RIGHT][0].kl < 1e-6
     assert results[NAIVE][0].kl < 1e-6
     assert results["wrong pairing"][0].kl < 1e-6
     assert results["double mscale"][0].kl > 1e-4
 
 
-def fidelities(*kls):
-    return {delta: Fidelity(kl, 1.0 - kl) for delta, kl in zip(SMALL.deltas, kls, strict=True)}
+def fidelities(*kls, n=6):
+    """Of n prompts, some harder than others."""
+    return {
+        delta: [Fidelity(kl * (1 + at / 10), 1.0) for at in range(n)]
+        for delta, kl in zip(SMALL.deltas, kls, strict=True)
+    }
 
 
-def compare(pairing, plain, mscale, *, plain_is_right=False):
+def compare(pairing, plain, mscale, *, plain_is_right=False, n=6):
     results = {
-        RIGHT: fidelities(0.0, 0.1, 0.2),
-        "wrong pairing": pairing,
-        "plain base 10000": plain,
-        "double mscale": mscale,
+        RIGHT: fidelities(0.01, 0.1, 0.2, n=n),
+        "wrong pairing": fidelities(*pairing, n=n),
+        "plain base 10000": fidelities(*plain, n=n),
+        "double mscale": fidelities(*mscale, n=n),
     }
     return [compared.agrees for compared in rope_pitfall._comparisons(SMALL, results, plain_is_right)]
 
 
 def test_directions_follow_the_numbers():
-    good, bad = fidelities(0.0, 0.05, 0.1), fidelities(0.1, 0.4, 0.9)
-    assert compare(bad, bad, bad) == [True] * 3
-    assert compare(good, good, good) == [False] * 3
-    assert compare(bad, good, bad, plain_is_right=True) == [True, True]
+    good, bad = (0.01, 0.05, 0.1), (0.02, 0.4, 0.9)
+    assert compare(bad, bad, bad) == [True] * 4
+    assert compare(good, good, good)[1:] == [False] * 3
+    assert compare(bad, good, bad, plain_is_right=True) == [True, True, True]
+
+
+def test_a_pairing_that_shows_everywhere_does_not_hide():
+    assert compare((0.5, 0.7, 0.9), (1, 1, 1), (1, 1, 1))[:2] == [False, True]
+
+
+def test_a_pairing_that_never_shows_is_seen():
+    assert compare((0.01, 0.05, 0.1), (1, 1, 1), (1, 1, 1))[1] is False
+
+
+def test_few_prompts_decide_nothing():
+    assert compare((0.02, 0.4, 0.9), (1, 1, 1), (1, 1, 1), n=2) == [None] * 4
 
 
 def test_notes_say_what_stands_in():
-    assert "this model has no factor" in rope_pitfall._notes(ROPE)[0]
-    assert "the model's own factor" in rope_pitfall._notes(replace(ROPE, mscale=0.7))[0]
+    assert "this model has no factor" in rope_pitfall._notes(SMALL, ROPE)[0]
+    assert "the model's own factor" in rope_pitfall._notes(SMALL, replace(ROPE, mscale=0.7))[0]
+    assert "lost context, not rotation" in rope_pitfall._notes(SMALL, ROPE)[1]
     plain = RopeSpec((1.0, 0.01), Pairing.INTERLEAVED)
-    assert "that mover is right here" in rope_pitfall._notes(plain)[1]
+    assert "that mover is right here" in rope_pitfall._notes(SMALL, plain)[2]

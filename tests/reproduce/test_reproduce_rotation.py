@@ -83,6 +83,15 @@ def test_only_chained_moves_accumulate():
     assert chained[2] > 3 * base[2]
 
 
+def test_movers_and_truth_stay_on_the_device_of_the_keys():
+    """On the device that computes nothing: whatever was taken to the CPU would be refused beside it."""
+    spec = SPECS[0]
+    stored = keys().to("meta")
+    sources = SOURCES.to("meta")
+    assert turned_exactly(stored, spec, sources).is_meta
+    assert moved_narrowly(spec)(stored.bfloat16(), sources, sources).is_meta
+
+
 def test_base_keys_do_not_know_where_they_stood(subject, model):
     """Of one token repeated, the first layer's keys are all the same once turned back."""
     own = replace(subject, material=replace(subject.material, sources_T=torch.full((40,), 7)))

@@ -7,6 +7,7 @@ import torch
 
 from irminsul.errors import InputError
 from irminsul.reproduce import sink
+from irminsul.reproduce.cases import mean_case
 from irminsul.reproduce.sink import PATHS, SINK, Drift, Share, Sizes, uniform_share
 
 SMALL = Sizes(2, 40, (0, 32, 90), 2, 48, (40, 100), 33, 6)
@@ -31,8 +32,10 @@ def test_even_attention_has_the_uniform_share():
 
 
 def test_at_the_start_of_the_prompt_both_shares_are_one(subject):
-    shares = sink.measure_shares(subject, SMALL)
-    assert list(shares) == [0, 32, 90]
+    by_chunk = sink.measure_shares(subject, SMALL)
+    assert list(by_chunk) == [0, 32, 90]
+    assert all(len(chunks) == 2 for chunks in by_chunk.values())
+    shares = {start: mean_case(chunks) for start, chunks in by_chunk.items()}
     assert shares[0].within == pytest.approx(shares[0].absolute)
     assert shares[90].within > shares[90].absolute
     assert all(0.0 < value < 1.0 for share in shares.values() for value in share)
@@ -43,9 +46,10 @@ def test_only_reuse_drifts_and_moving_less_drifts_less(subject):
     assert list(drifts) == [40, 100]
     for paths in drifts.values():
         assert set(paths) == set(PATHS)
-        assert paths["full"].mad == 0.0
-        assert paths["shifted"].mad > 0.0
-        assert paths["naive"].mad > 0.0
+        for prompt in range(2):
+            assert paths["full"][prompt].mad == 0.0
+            assert paths["shifted"][prompt].mad > 0.0
+            assert paths["naive"][prompt].mad > 0.0
 
 
 def test_a_donor_in_the_same_place_behind_the_same_text_drifts_by_nothing(model, material):
@@ -56,17 +60,28 @@ def test_a_donor_in_the_same_place_behind_the_same_text_drifts_by_nothing(model,
         assert masses[path].shape == (3, 6, 4)
 
 
-def report(near, far, shifted, naive):
-    shares = {0: Share(0.9, 0.9), 32: near, 3584: far}
-    drifts = {512: {"full": Drift(0.4, 0.0), "shifted": shifted, "naive": naive}}
+def report(near, far, shifted, naive, n=6):
+    shares = {0: [Share(0.9, 0.9)] * n, 32: [near] * n, 3584: [far] * n}
+    drifts = {512: {"full": [Drift(0.4, 0.0)] * n, "shifted": [shifted] * n, "naive": [naive] * n}}
     return [compared.agrees for compared in sink._comparisons(shares, drifts)]
 
 
 def test_directions_follow_the_numbers():
     low, high = Share(0.2, 0.3), Share(0.3, 0.4)
     near, off = Drift(0.402, 0.001), Drift(0.45, 0.06)
-    assert report(high, low, near, off) == [True] * 4
-    assert report(low, high, off, near) == [False] * 4
+    assert report(high, low, near, off) == [True] * 5
+    assert report(low, high, off, near) == [False] * 5
+
+
+def test_few_cases_decide_nothing():
+    low, high = Share(0.2, 0.3), Share(0.3, 0.4)
+    assert report(high, low, Drift(0.402, 0.001), Drift(0.45, 0.06), n=2) == [None] * 5
+
+
+def test_each_metric_has_a_verdict_of_its_own():
+    """Naive is further off head by head, but not in the mean."""
+    high = Share(0.3, 0.4)
+    assert report(high, high, Drift(0.41, 0.01), Drift(0.4, 0.06))[2:] == [False, False, True]
 
 
 def test_a_model_that_reads_less_is_refused(subject):

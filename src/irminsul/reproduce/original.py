@@ -25,12 +25,17 @@ class Original:
 
 
 def load_original(subject: Subject) -> Original:
-    """Load SmolLM2's lossless form, built on first use, for a checkpoint that was built from SmolLM2."""
+    """Load SmolLM2's lossless form, built on first use, for a checkpoint that was built from SmolLM2.
+
+    If it cannot be built, the note says why, and the experiment goes on without it.
+    """
     if not is_from_smollm2(subject.checkpoint):
         return Original(None, "No original: the checkpoint does not say that it was built from SmolLM2.")
+    subject.tell(f"The original is compared, too: {BuiltIn.LOSSLESS}, about 600 MB, which is built on first use")
     try:
         path = build(BuiltIn.LOSSLESS, progress=subject.tell)
-    except InputError as error:
+    except (InputError, OSError) as error:
+        subject.tell(f"No original: {error}")
         return Original(None, f"No original: {error}.")
     model = load_model(path, device=subject.model.device.type, dtype=subject.model.layout.dtype)
     return Original(model, "K and V are those of the original SmolLM2, of all its key heads together.")

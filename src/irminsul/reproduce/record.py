@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from irminsul import __version__
-from irminsul.errors import InputError
 from irminsul.machine import Machine
-from irminsul.reproduce.figures import Panel, write_png
+from irminsul.output_files import replace_files
+from irminsul.reproduce.figures import Panel, draw_png
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Comparison:
     paper: str
     """The paper's figures."""
     ours: str
-    agrees: bool
-    """Whether our numbers point the same way, decided from them."""
+    agrees: bool | None
+    """Whether our numbers point the same way, decided from them; None if they do not decide."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,31 +86,42 @@ class Origin:
 
 
 def verdict(comparisons: Sequence[Comparison]) -> str:
-    """Say in one sentence which directions are not the paper's."""
-    different = [comparison.claim for comparison in comparisons if not comparison.agrees]
-    if not different:
-        return f"In all {len(comparisons)} comparisons our result has the paper's direction."
-    return (
-        f"**Our result differs from the paper's direction** in {len(different)} of {len(comparisons)} comparisons: "
-        + "; ".join(different)
-        + "."
-    )
+    """Say in a sentence or two which directions are not the paper's, and which are not decided."""
+    different = [comparison.claim for comparison in comparisons if comparison.agrees is False]
+    undecided = [comparison.claim for comparison in comparisons if comparison.agrees is None]
+    total = len(comparisons)
+    if not different and not undecided:
+        return f"In all {total} comparisons our result has the paper's direction."
+    sentences = []
+    if different:
+        sentences.append(
+            f"**Our result differs from the paper's direction** in {len(different)} of {total} comparisons: "
+            f"{'; '.join(different)}."
+        )
+    if undecided:
+        sentences.append(f"Our cases do not decide {len(undecided)} of {total} comparisons: {'; '.join(undecided)}.")
+    return " ".join(sentences)
+
+
+def file_names(name: str) -> tuple[str, str, str]:
+    """Return the names of an experiment's files: data, text, picture."""
+    return f"{name}.json", f"{name}.md", f"{name}.png"
 
 
 def write_report(report: Report, origin: Origin, folder: Path) -> list[Path]:
-    """Write the three files of an experiment and return their paths.
+    """Write the three files of an experiment to a directory and return their paths.
 
-    Raises InputError if the folder cannot be made or written to.
+    Raises InputError, and leaves those that were there before, if one cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        data, text, picture = (folder / f"{report.name}.{ending}" for ending in ("json", "md", "png"))
-        data.write_text(json.dumps(_as_json(report, origin), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        text.write_text(_as_markdown(report, origin, picture.name), encoding="utf-8")
-        write_png(report.panels, picture)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
-    return [data, text, picture]
+    data, text, picture = (folder / name for name in file_names(report.name))
+    title = f"{report.title}: {Path(origin.checkpoint).name}{' (quick)' if origin.quick else ''}"
+    contents = {
+        data: (json.dumps(_as_json(report, origin), indent=1, allow_nan=False) + "\n").encode(),
+        text: _as_markdown(report, origin, picture.name).encode(),
+        picture: draw_png(report.panels, title),
+    }
+    replace_files(contents)
+    return list(contents)
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -140,9 +151,12 @@ def _as_json(report: Report, origin: Origin) -> dict[str, Any]:
     }
 
 
+_ANSWERS = {True: "yes", False: "**no**", None: "not decided"}
+
+
 def _as_markdown(report: Report, origin: Origin, picture: str) -> str:
     sizes = "reduced sizes" if origin.quick else "full sizes"
-    rows = tuple((c.claim, c.paper, c.ours, "yes" if c.agrees else "**no**") for c in report.comparisons)
+    rows = tuple((c.claim, c.paper, c.ours, _ANSWERS[c.agrees]) for c in report.comparisons)
     compared = Table("Beside the paper:", ("claim", "paper", "ours", "same direction"), rows, numbers=False)
     parts = [
         f"# {report.title}",

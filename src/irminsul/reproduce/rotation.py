@@ -53,17 +53,24 @@ Mover = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From stored keys [L, T, R], source and target positions [T] to moved keys."""
 
 
+def tokens_needed(*, quick: bool) -> int:
+    """Return the longest prompt."""
+    return (QUICK if quick else FULL).tokens
+
+
 def run(subject: Subject) -> Report:
     """Measure the error over the distance, and over repeated moves."""
     sizes = QUICK if subject.quick else FULL
     generator = subject.generator()
-    subject.require_length(sizes.tokens)
+    subject.require_length(tokens_needed(quick=subject.quick))
     subject.tell("Keys of real text, moved")
     keys_LTR = base_keys(subject, sizes.tokens, generator)
     rope = subject.model.config.rope
-    sources_T = torch.randint(sizes.source_positions, (sizes.tokens,), generator=generator)
+    sources_T, *path = (
+        torch.randint(end, (sizes.tokens,), generator=generator).to(keys_LTR.device)
+        for end in (sizes.source_positions, *[sizes.move_positions] * sizes.moves[-1])
+    )
     by_delta = {name: errors_by_delta(keys_LTR, rope, name, sources_T, sizes.deltas) for name in DTYPES}
-    path = [torch.randint(sizes.move_positions, (sizes.tokens,), generator=generator) for _ in range(sizes.moves[-1])]
     repeated = {
         name: errors_of_repeated_moves(keys_LTR, rope, name, [sources_T, *path], sizes.moves) for name in DTYPES
     }
@@ -71,15 +78,16 @@ def run(subject: Subject) -> Report:
 
 
 def base_keys(subject: Subject, n_tokens: int, generator: torch.Generator) -> Tensor:
-    """Compute keys of surrounding text and turn them back to position 0: float64 [L, T, R], on the CPU."""
+    """Compute keys of surrounding text and turn them back to position 0: float64 [L, T, R], on the model's device."""
     pool_LTW = prefill(subject.model, subject.material.surroundings(n_tokens, generator))
     _, rope_LTR = subject.model.layout.split(pool_LTW)
-    return turned_exactly(rope_LTR.cpu().double(), subject.model.config.rope, -torch.arange(n_tokens))
+    return turned_exactly(rope_LTR.double(), subject.model.config.rope, -torch.arange(n_tokens, device=pool_LTW.device))
 
 
 def turned_exactly(keys_LTR: Tensor, rope: RopeSpec, positions_T: Tensor) -> Tensor:
     """Turn float64 keys [L, T, R] by the positions, in float64: the truth, written apart from the code it judges."""
-    angles_TP = positions_T.double()[:, None] * torch.tensor(rope.inv_freq, dtype=torch.float64)
+    frequencies_P = torch.tensor(rope.inv_freq, dtype=torch.float64, device=keys_LTR.device)
+    angles_TP = positions_T.double()[:, None] * frequencies_P
     turn_TP = torch.polar(torch.ones_like(angles_TP), angles_TP)
     if rope.pairing is Pairing.INTERLEAVED:
         pairs_LTP = torch.view_as_complex(keys_LTR.reshape(*keys_LTR.shape[:-1], -1, 2))
@@ -89,13 +97,13 @@ def turned_exactly(keys_LTR: Tensor, rope: RopeSpec, positions_T: Tensor) -> Ten
 
 
 def moved_by_irminsul(rope: RopeSpec) -> Mover:
-    """Return the mover that serves requests."""
+    """Return the mover that serves requests; it runs on the device of what it moves."""
 
     def move(stored_LTR: Tensor, sources_T: Tensor, targets_T: Tensor) -> Tensor:
         # A row needs a latent; one column of zeros will do.
         pool_LTW = torch.cat([torch.zeros_like(stored_LTR[..., :1]), stored_LTR], dim=-1)
         layout = RowLayout(1, rope.rotary_dim, str(stored_LTR.dtype).removeprefix("torch."))
-        slots_T = torch.arange(len(sources_T))
+        slots_T = torch.arange(len(sources_T), device=sources_T.device)
         move_rows(pool_LTW, layout, rope, slots_T, slots_T, sources_T, targets_T)
         return pool_LTW[..., 1:]
 
@@ -162,7 +170,9 @@ def _report(
         method=(
             f"Keys of {sizes.tokens} tokens in every layer, stored at random positions below {sizes.source_positions} "
             "and moved, against float64; relative L2 error. Repeated moves go through random positions below "
-            f"{sizes.move_positions}."
+            f"{sizes.move_positions}. *fresh* only stores the key of the target, which no mover can beat; *moved* is "
+            "the mover that serves requests; *narrow* is one that takes cosines and sines and rotates in the row's own "
+            "dtype."
         ),
         sizes=sizes,
         results={"by_delta": by_delta, "repeated": repeated},

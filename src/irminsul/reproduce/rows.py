@@ -8,16 +8,17 @@ from torch import Tensor
 
 from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.model import MlaModel
+from irminsul.errors import InputError
 from irminsul.kernels.rows import move_rows
 from irminsul.layout import RowLayout
 from irminsul.rope import RopeSpec
 
 
 def prefill(model: MlaModel, token_ids_S: Tensor) -> Tensor:
-    """Compute a whole prompt, int64 [S], from nothing: its rows [L, S, W]."""
+    """Compute a whole prompt, int64 [S], from nothing: its rows [L, S, W]; InputError if they are not finite."""
     pool_LSW = model.new_pool(len(token_ids_S))
     model.forward(_batch(token_ids_S, len(token_ids_S), torch.arange(0)), pool_LSW)
-    return pool_LSW
+    return _finite(pool_LSW)
 
 
 def extend(model: MlaModel, pool_LSW: Tensor, token_ids_T: Tensor) -> Tensor:
@@ -30,8 +31,11 @@ def extend(model: MlaModel, pool_LSW: Tensor, token_ids_T: Tensor) -> Tensor:
 
     Returns:
         Logits float32 [T, V], on the model's device.
+
+    Raises:
+        InputError: the logits are not finite.
     """
-    return model.forward(_batch(token_ids_T, pool_LSW.shape[1], torch.arange(len(token_ids_T))), pool_LSW)
+    return _finite(model.forward(_batch(token_ids_T, pool_LSW.shape[1], torch.arange(len(token_ids_T))), pool_LSW))
 
 
 def with_moved_rows(
@@ -61,6 +65,12 @@ def with_moved_rows(
         target_start + steps_N,
     )
     return both_LSW[:, :n_slots].contiguous()
+
+
+def _finite(computed: Tensor) -> Tensor:
+    if not bool(computed.isfinite().all()):
+        raise InputError("what the model computes is not finite: its checkpoint is damaged, or its dtype is too narrow")
+    return computed
 
 
 def _batch(token_ids_T: Tensor, n_rows: int, logit_rows_N: Tensor) -> ForwardBatch:

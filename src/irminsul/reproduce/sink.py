@@ -8,9 +8,11 @@ and naive (copied, not turned): reuse should not move it.
 Shape letters: L layers, Q queries, H heads, S rows, T tokens.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from irminsul.engine.attention import LatentAttention
 from irminsul.engine.model import MlaModel
+from irminsul.reproduce.cases import all_hold, is_lower, is_within, mean_case
 from irminsul.reproduce.figures import Line, Panel
 from irminsul.reproduce.record import Comparison, Report, Table, number
 from irminsul.reproduce.rows import extend, prefill, with_moved_rows
@@ -31,7 +34,8 @@ PATHS = ("full", "shifted", "naive")
 
 _NOTE = (
     "The paper does not give the length of its chunks, so levels of W cannot be compared, only directions; nor over "
-    "what its MAD is taken: the difference of mean S and, finer, the MAD by head and query stand here."
+    "what its MAD is taken. So two metrics stand here: by how much the mean S of a path is off from full (mean S), "
+    "and, finer, the mean absolute difference head by head and query by query (MAD)."
 )
 
 
@@ -56,7 +60,7 @@ QUICK = Sizes(2, 128, (0, 32, 256, 768), 2, 256, (256, 640), 64, 32)
 
 
 class Share(NamedTuple):
-    """Of the chunk at one position; means over chunks, layers, heads and queries."""
+    """Of one chunk at one position; means over layers, heads and queries."""
 
     within: float
     """W: of the attention within the chunk, on its first 32 tokens."""
@@ -65,7 +69,7 @@ class Share(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """Of one path at one position, means over prompts, layers, heads and queries."""
+    """Of one prompt and path at one position, means over layers, heads and queries."""
 
     mass: float
     """Attention on [0, 32)."""
@@ -73,14 +77,25 @@ class Drift(NamedTuple):
     """Mean absolute difference of that from the full path's, query by query and head by head."""
 
 
-def run(subject: Subject) -> Report:
-    """Measure both, for each position."""
-    sizes = QUICK if subject.quick else FULL
-    longest = max(
+Shares = dict[int, list[Share]]
+"""By position, the same chunks in the same order."""
+Drifts = dict[int, dict[str, list[Drift]]]
+"""By position and path, the same passages in the same order."""
+
+
+def tokens_needed(*, quick: bool) -> int:
+    """Return the longest prompt."""
+    sizes = QUICK if quick else FULL
+    return max(
         sizes.chunk_positions[-1] + sizes.chunk_length,
         sizes.passage_positions[-1] + sizes.passage_length + sizes.queries,
     )
-    subject.require_length(longest)
+
+
+def run(subject: Subject) -> Report:
+    """Measure both, for each position."""
+    sizes = QUICK if subject.quick else FULL
+    subject.require_length(tokens_needed(quick=subject.quick))
     subject.tell("Attention within chunks")
     shares = measure_shares(subject, sizes)
     subject.tell("Attention behind reused passages")
@@ -92,19 +107,18 @@ def uniform_share(chunk_length: int) -> float:
     return sum(SINK / (at + 1) for at in range(SINK, chunk_length)) / (chunk_length - SINK)
 
 
-def measure_shares(subject: Subject, sizes: Sizes) -> dict[int, Share]:
+def measure_shares(subject: Subject, sizes: Sizes) -> Shares:
     """Put the same chunks at each position, behind other text every time."""
     generator = subject.generator()
     chunks = subject.material.passages(sizes.chunks, sizes.chunk_length, generator)
-    shares = {}
+    shares: Shares = {}
     for start in sizes.chunk_positions:
-        measured = []
+        shares[start] = []
         for chunk_T in chunks:
             ids_S = torch.cat([subject.material.surroundings(start, generator), chunk_T])
             looking = _Looking(sizes.chunk_length - SINK, partial(_share, chunk_start=start))
             prefill(looking.at(subject.model), ids_S)
-            measured.append(torch.stack(looking.seen))
-        shares[start] = Share(*torch.stack(measured).mean(dim=(0, 1)).tolist())
+            shares[start].append(Share(*torch.stack(looking.seen).mean(dim=0).tolist()))
     return shares
 
 
@@ -136,25 +150,21 @@ class _Looking:
         self.seen.append(self.keep(attention_weights(attention, query_THD[-self.n_queries :], rows_SW, first_position)))
 
 
-def measure_drift(subject: Subject, sizes: Sizes) -> dict[int, dict[str, Drift]]:
+def measure_drift(subject: Subject, sizes: Sizes) -> Drifts:
     """Reuse the same passages at each position, from donors that stood behind other text."""
     generator = subject.generator()
     texts = subject.material.passages(sizes.prompts, sizes.passage_length + sizes.queries, generator)
-    drifts = {}
+    drifts: Drifts = {}
     for start in sizes.passage_positions:
-        masses = []
+        drifts[start] = {path: [] for path in PATHS}
         for text_T in texts:
             before_T = subject.material.surroundings(start, generator)
             donor_before_T = subject.material.surroundings(sizes.donor_position, generator)
-            masses.append(_masses(subject.model, sizes, before_T, donor_before_T, text_T))
-        drifts[start] = {path: _drift(masses, path) for path in PATHS}
+            masses = _masses(subject.model, sizes, before_T, donor_before_T, text_T)
+            for path, mass_LQH in masses.items():
+                mad = float((mass_LQH - masses["full"]).abs().mean())
+                drifts[start][path].append(Drift(float(mass_LQH.mean()), mad))
     return drifts
-
-
-def _drift(masses: list[dict[str, Tensor]], path: str) -> Drift:
-    own = torch.stack([of_prompt[path] for of_prompt in masses])
-    full = torch.stack([of_prompt["full"] for of_prompt in masses])
-    return Drift(float(own.mean()), float((own - full).abs().mean()))
 
 
 def _masses(
@@ -179,7 +189,7 @@ def _masses(
     return masses
 
 
-def _report(sizes: Sizes, shares: dict[int, Share], drifts: dict[int, dict[str, Drift]]) -> Report:
+def _report(sizes: Sizes, shares: Shares, drifts: Drifts) -> Report:
     uniform = uniform_share(sizes.chunk_length)
     return Report(
         name=NAME,
@@ -189,14 +199,22 @@ def _report(sizes: Sizes, shares: dict[int, Share], drifts: dict[int, dict[str, 
             f"the queries behind these; {sizes.chunks} chunks at each position. S: share of all attention on positions "
             f"[0, {SINK}). Below, S of {sizes.queries} queries behind a reused passage of {sizes.passage_length} "
             f"tokens that was computed at position {sizes.donor_position} behind other text; {sizes.prompts} prompts "
-            "at each position. Means over layers, heads and queries."
+            "at each position. Means over layers, heads and queries; directions are decided by paired 95 % intervals "
+            "over chunks or prompts."
         ),
         sizes=sizes,
         results={
             "uniform_within_share": uniform,
-            "by_chunk_position": {str(start): share._asdict() for start, share in shares.items()},
+            "by_chunk_position": {
+                str(start): {**mean_case(chunks)._asdict(), "cases": [share._asdict() for share in chunks]}
+                for start, chunks in shares.items()
+            },
             "by_passage_position": {
-                str(start): {path: drift._asdict() for path, drift in paths.items()} for start, paths in drifts.items()
+                str(start): {
+                    path: {**mean_case(prompts)._asdict(), "cases": [drift._asdict() for drift in prompts]}
+                    for path, prompts in paths.items()
+                }
+                for start, paths in drifts.items()
             },
         },
         tables=(_share_table(shares, uniform), _drift_table(drifts)),
@@ -206,8 +224,9 @@ def _report(sizes: Sizes, shares: dict[int, Share], drifts: dict[int, dict[str, 
     )
 
 
-def _share_table(shares: dict[int, Share], uniform: float) -> Table:
-    rows = tuple((str(start), number(share.within), number(share.absolute)) for start, share in shares.items())
+def _share_table(shares: Shares, uniform: float) -> Table:
+    means = {start: mean_case(chunks) for start, chunks in shares.items()}
+    rows = tuple((str(start), number(share.within), number(share.absolute)) for start, share in means.items())
     return Table(
         f"Attention of a chunk by its position (W of even attention: {number(uniform)}):",
         ("chunk position", "W: own first 32 tokens", "S: positions [0, 32)"),
@@ -215,72 +234,99 @@ def _share_table(shares: dict[int, Share], uniform: float) -> Table:
     )
 
 
-def _drift_table(drifts: dict[int, dict[str, Drift]]) -> Table:
-    rows = tuple(
-        (
-            str(start),
-            *(number(paths[path].mass) for path in PATHS),
-            *(number(paths[path].mad, 4) for path in PATHS[1:]),
-        )
-        for start, paths in drifts.items()
-    )
-    header = ("passage position", *(f"S {path}" for path in PATHS), *(f"MAD {path}" for path in PATHS[1:]))
+def _drift_table(drifts: Drifts) -> Table:
+    rows = []
+    for start, paths in drifts.items():
+        means = {path: mean_case(prompts) for path, prompts in paths.items()}
+        masses = [number(means[path].mass) for path in PATHS]
+        rows.append((str(start), *masses, *(number(means[path].mad, 4) for path in PATHS[1:])))
+    header = ("passage position", *(f"mean S, {path}" for path in PATHS), *(f"MAD, {path}" for path in PATHS[1:]))
     return Table(
-        "Attention on [0, 32) behind a reused passage, and its mean absolute difference from full:", header, rows
+        "Attention on [0, 32) behind a reused passage: its mean, and its mean absolute difference from full by head "
+        "and query:",
+        header,
+        tuple(rows),
     )
 
 
-def _comparisons(shares: dict[int, Share], drifts: dict[int, dict[str, Drift]]) -> tuple[Comparison, ...]:
+def _off(paths: dict[str, list[Drift]], path: str) -> list[float]:
+    """By how much the mean S of each prompt is off from full."""
+    return [own.mass - full.mass for own, full in zip(paths[path], paths["full"], strict=True)]
+
+
+def _comparisons(shares: Shares, drifts: Drifts) -> tuple[Comparison, ...]:
     behind = [start for start in shares if start >= SINK]
-    near, far = shares[behind[0]], shares[behind[-1]]
-    between = f"from position {behind[0]} to {behind[-1]}"
-    mad = max(paths["shifted"].mad for paths in drifts.values())
-    moved = max(abs(paths["shifted"].mass - paths["full"].mass) for paths in drifts.values())
-    ratios = [paths["naive"].mad / paths["shifted"].mad for paths in drifts.values()]
+    off = {path: max(abs(fmean(_off(paths, path))) for paths in drifts.values()) for path in PATHS[1:]}
+    mad = {path: [mean_case(paths[path]).mad for paths in drifts.values()] for path in PATHS[1:]}
+    pairs = zip(mad["naive"], mad["shifted"], strict=True)
+    times = [naive / shifted if shifted else math.inf for naive, shifted in pairs]
     return (
+        _falls("W", "within", "MLA .26 to .23, GQA .25 to .24 (32 to 3584)", shares, behind),
+        _falls("S", "absolute", "MLA .48 to .42, GQA .61 to .50 (32 to 3584)", shares, behind),
         Comparison(
-            "W falls with the position",
-            "MLA .26 to .23, GQA .25 to .24 (32 to 3584)",
-            f"{number(near.within)} to {number(far.within)} {between}",
-            far.within < near.within,
-        ),
-        Comparison(
-            "S falls with the position",
-            "MLA .48 to .42, GQA .61 to .50 (32 to 3584)",
-            f"{number(near.absolute)} to {number(far.absolute)} {between}",
-            far.absolute < near.absolute,
-        ),
-        Comparison(
-            "shifted reuse keeps mean S within .003 of full",
+            "mean S: shifted reuse stays within .003 of full at every position",
             "MAD at most .003",
-            f"within {number(moved, 4)} (by head and query: MAD at most {number(mad, 4)})",
-            moved <= 0.003,
+            f"off by at most {number(off['shifted'], 4)} (naive: {number(off['naive'], 4)})",
+            all_hold(is_within(_off(paths, "shifted"), 0.003) for paths in drifts.values()),
         ),
         Comparison(
-            "naive reuse moves S further than shifted reuse",
+            "mean S: naive reuse is further off than shifted reuse at every position",
             "2.4-9.0 times",
-            f"{min(ratios):.1f}-{max(ratios):.1f} times",
-            min(ratios) > 1.0,
+            f"at most {number(off['naive'], 4)} against {number(off['shifted'], 4)}",
+            all_hold(
+                is_lower(*([abs(value) for value in _off(paths, path)] for path in PATHS[1:]))
+                for paths in drifts.values()
+            ),
+        ),
+        Comparison(
+            "MAD by head and query: naive reuse is further off than shifted reuse at every position",
+            "2.4-9.0 times",
+            f"{min(times):.1f}-{max(times):.1f} times ({_range(mad['naive'])} against {_range(mad['shifted'])})",
+            all_hold(
+                is_lower(*([drift.mad for drift in paths[path]] for path in PATHS[1:])) for paths in drifts.values()
+            ),
         ),
     )
 
 
-def _panels(shares: dict[int, Share], drifts: dict[int, dict[str, Drift]], uniform: float) -> tuple[Panel, ...]:
+def _falls(name: str, field: str, paper: str, shares: Shares, behind: list[int]) -> Comparison:
+    """Compare the nearest and the farthest position, chunk by chunk."""
+    near, far = ([getattr(share, field) for share in shares[start]] for start in (behind[0], behind[-1]))
+    return Comparison(
+        f"{name} is lower at position {behind[-1]} than at {behind[0]}",
+        paper,
+        f"{number(fmean(near))} to {number(fmean(far))}",
+        is_lower(far, near),
+    )
+
+
+def _range(values: list[float]) -> str:
+    return f"{number(min(values), 4)}-{number(max(values), 4)}"
+
+
+def _panels(shares: Shares, drifts: Drifts, uniform: float) -> tuple[Panel, ...]:
+    means = [mean_case(chunks) for chunks in shares.values()]
     return (
         Panel(
             title="Attention of a chunk",
             x_label="position of the chunk (tokens)",
             y_label="share of attention",
             lines=(
-                Line("W: own first 32 tokens", list(shares), [share.within for share in shares.values()]),
-                Line("S: positions [0, 32)", list(shares), [share.absolute for share in shares.values()]),
+                Line("W: own first 32 tokens", list(shares), [share.within for share in means]),
+                Line("S: positions [0, 32)", list(shares), [share.absolute for share in means]),
             ),
             level=uniform,
+            level_label="W of even attention",
+            from_zero=True,
         ),
         Panel(
-            title="Drift of S behind a reused passage",
+            title="Drift of S behind a reused passage (lower is better)",
             x_label="position of the passage (tokens)",
-            y_label="mean absolute difference from full",
-            lines=tuple(Line(path, list(drifts), [paths[path].mad for paths in drifts.values()]) for path in PATHS[1:]),
+            y_label="MAD from full, by head and query",
+            lines=tuple(
+                Line(path, list(drifts), [mean_case(paths[path]).mad for paths in drifts.values()])
+                for path in PATHS[1:]
+            ),
+            from_zero=True,
         ),
     )
