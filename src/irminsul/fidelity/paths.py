@@ -60,7 +60,7 @@ _RECOMPUTED = (8, 16, 32, 64)
 
 
 def _knob(name: str, about: str, policy: ReusePolicy, matcher: str | None = None) -> Path:
-    return Path(f"shifted-{name}", about, policy, matcher=matcher)
+    return Path(f"shifted-{name}", f"as shifted, but {about}", policy, matcher=matcher)
 
 
 def _run_knob(length: int, matcher: str | None = None) -> Path:
@@ -71,9 +71,11 @@ def _run_knob(length: int, matcher: str | None = None) -> Path:
 PATHS = {
     path.name: path
     for path in (
-        Path("prefix", "prefix cache: lossless, another order of sums", SHIFTED, History.WHOLE_PROMPT),
+        Path("prefix", "prefix cache, lossless; only the order of sums differs", SHIFTED, History.WHOLE_PROMPT),
         Path("naive", "rows copied, not turned", SHIFTED, movement=Movement.COPIED),
-        Path("shifted", "rows copied and turned; runs of 64 and more, from position 32 on", SHIFTED),
+        Path(
+            "shifted", "rows copied and turned, in the paper's form; runs of 64 and more, from position 32 on", SHIFTED
+        ),
         *(_knob(f"w{w}", f"first {w} tokens of each run computed", replace(SHIFTED, recompute=w)) for w in _RECOMPUTED),
         _knob("carve0", "no carve-out", replace(SHIFTED, carve_out=0)),
         _knob("carve64", "positions below 64 computed", replace(SHIFTED, carve_out=64)),

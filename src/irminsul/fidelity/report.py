@@ -252,17 +252,18 @@ def findings(report: Mapping[str, Any]) -> list[str]:
 
 def _naive_lines(report: Mapping[str, Any], path: str, *, is_default: bool) -> list[str]:
     """Compare a path with ``naive``, task by task."""
-    found = {task: paths[path] for task, paths in report["against_naive"].items() if paths and task != ALL_TASKS}
+    found = {task: paths[path] for task, paths in report["against_naive"].items() if paths}
     if not found:
         return []
-    unused = [task for task in found if report["tasks"][task][path]["shifted"] == 0]
+    rows = {**report["tasks"], ALL_TASKS: report["all_tasks"]}
+    unused = [task for task in found if rows[task][path]["shifted"] == 0]
     undecided = {task: each for task, each in found.items() if task not in unused}
     few = [task for task, each in undecided.items() if each["ci95"] is None]
     better = [task for task, each in undecided.items() if each["better"] is True]
     others = [f"{task} ({_difference(each)})" for task, each in undecided.items() if task not in (*few, *better)]
     name = f"`{path}`{' (what the engine did by default)' if is_default else ''}"
     lines = [f"{name} has a lower KL than `naive`, by the interval of the difference, on: {_list(better)}."]
-    lines += [f"Exceptions of `{path}` (difference to naive and its interval): {_list(others)}."]
+    lines += [f"Exceptions of `{path}` (difference to naive and its interval): {_list(others)}."] if others else []
     lines += [f"Too few cases to say for `{path}`: {_list(few)}."] if few else []
     lines += [f"Nothing was reused by `{path}` on: {_list(unused)}."] if unused else []
     return lines
@@ -298,9 +299,15 @@ def _control_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _difference(found: Mapping[str, Any]) -> str:
+    difference = _signed(found["difference"])
     if found["ci95"] is None:
-        return f"{found['difference']:+.4f}, too few cases to say"
-    return "{:+.4f}, {:+.4f} to {:+.4f}".format(found["difference"], *found["ci95"])
+        return f"{difference}, too few cases to say"
+    return f"{difference}, {' to '.join(map(_signed, found['ci95']))}"
+
+
+def _signed(value: float) -> str:
+    """Four digits behind the point, or two significant ones where that would hide them."""
+    return f"{value:+.4f}" if value == 0 or abs(value) >= 5e-4 else f"{value:+.1e}"
 
 
 def _worst_lines(report: Mapping[str, Any]) -> list[str]:
