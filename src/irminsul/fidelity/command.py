@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -80,43 +81,39 @@ def fidelity_command(
     )
     count = n or (QUICK_CASES if quick else CASES)
 
-    def finish(results: Sequence[CaseResult], *, complete: bool) -> dict[str, Any]:
-        record = RunRecord(
-            model=checkpoint.name,
-            machine=str(describe_machine(device, dtype)),
-            noise_limit=NOISE_LIMIT[dtype],
-            prompt_form=draft.form,
-            matcher=matcher,
-            seed=seed,
-            quick=quick,
-            n=count,
-            complete=complete,
-            default_path=shipped_path(),
-            left_out=left_out,
-            paths={path.name: path.about for path in chosen_paths},
-            path_matchers={path.name: path.matcher for path in chosen_paths if path.matcher is not None},
-            task_descriptions={task.name: task.about for task in fitting},
-            seconds=time.perf_counter() - started,
-        )
-        report = report_of(results, record)
-        print_report(console or Console(), report)
-        if json_path is not None:
-            write_json(report, json_path if complete else json_path.with_suffix(".incomplete.json"))
-        return report
-
+    total = count * len(fitting)
+    record = RunRecord(
+        model=checkpoint.name,
+        machine=str(describe_machine(device, dtype)),
+        noise_limit=NOISE_LIMIT[dtype],
+        prompt_form=draft.form,
+        matcher=matcher,
+        seed=seed,
+        quick=quick,
+        n=count,
+        complete=False,
+        default_path=shipped_path(),
+        left_out=left_out,
+        paths={path.name: path.about for path in chosen_paths},
+        path_matchers={path.name: path.matcher for path in chosen_paths if path.matcher is not None},
+        task_descriptions={task.name: task.about for task in fitting},
+        seconds=0.0,
+    )
     results: list[CaseResult] = []
-    finished = False
     try:
-        with case_progress(progress or Console(stderr=True), count * len(fitting)) as report_case:
+        with case_progress(progress or Console(stderr=True), total) as report_case:
             for task in fitting:
                 for number, case in enumerate(task.cases(draft, count, seed, quick=quick)):
                     results.append(harness.measure(task.name, number, case, chosen_paths, task.max_tokens))
                     report_case(results[-1])
-        finished = True
     finally:
-        if results and not finished:
-            finish(results, complete=False)
-    return finish(results, complete=True)
+        if results:
+            record = replace(record, complete=len(results) == total, seconds=time.perf_counter() - started)
+            report = report_of(results, record)
+            print_report(console or Console(), report)
+            if json_path is not None:
+                write_json(report, json_path if record.complete else json_path.with_suffix(".incomplete.json"))
+    return report
 
 
 def choose(

@@ -31,10 +31,14 @@ def is_within(values: Sequence[float], bound: float) -> bool | None:
     if interval is None:
         return None
     low, high = interval
-    return True if -bound <= low and high <= bound else False if bound < low or high < -bound else None
+    if -bound <= low and high <= bound:
+        return True
+    return False if bound < low or high < -bound else None
 
 
 def all_hold(verdicts: Iterable[bool | None]) -> bool | None:
     """Say whether all are True: False if any is False, None if one is not decided."""
     found = set(verdicts)
-    return False if False in found else None if None in found else True
+    if False in found:
+        return False
+    return None if None in found else True

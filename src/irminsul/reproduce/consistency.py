@@ -3,8 +3,8 @@
 The fidelity harness measures: the greedy text of the full computation is forced through each path; KL(full || path) a
 token, argmax match, and tokens of greedy text before the first that differs. Here only three of its paths are run: what
 the engine does by default, the paper's form of reuse (``shifted``), and ``naive``; the numbers are put beside the
-paper's. Our texts are not the paper's: facts in documents for
-HotpotQA and MuSiQue, free continuation for GovReport, shorter haystacks for its needle.
+paper's. Our texts are not the paper's: facts in documents for HotpotQA and MuSiQue, free continuation for GovReport,
+shorter haystacks for its needle.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from irminsul.reproduce.record import Comparison, Report, Table, number
 from irminsul.reproduce.subject import Subject
 
 NAME = "consistency"
-REUSE = (shipped_path(), "shifted")
+REUSE = tuple(dict.fromkeys((shipped_path(), "shifted")))
 """The engine's default, and the paper's: only positions below 32 computed."""
 PATHS = (*REUSE, "naive")
 
