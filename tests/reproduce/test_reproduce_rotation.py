@@ -92,6 +92,22 @@ def test_movers_and_truth_stay_on_the_device_of_the_keys():
     assert moved_narrowly(spec)(stored.bfloat16(), sources, sources).is_meta
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_errors_on_a_gpu_are_those_on_a_cpu():
+    path = [SOURCES, SOURCES + 5, SOURCES + 777]
+    here, there = (
+        [
+            errors_by_delta(keys().to(device), SPECS[0], "bfloat16", SOURCES.to(device), (1, 1000)),
+            errors_of_repeated_moves(keys().to(device), SPECS[0], "bfloat16", [at.to(device) for at in path], (1, 2)),
+        ]
+        for device in ("cpu", "cuda")
+    )
+    for cpu, gpu in zip(here, there, strict=True):
+        for kind, errors in cpu.items():
+            assert gpu[kind] == pytest.approx(errors, rel=0.01), kind
+
+
 def test_base_keys_do_not_know_where_they_stood(subject, model):
     """Of one token repeated, the first layer's keys are all the same once turned back."""
     own = replace(subject, material=replace(subject.material, sources_T=torch.full((40,), 7)))

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 _DOTS_PER_INCH = 90
 _PANEL_INCHES = (5.2, 4.8)
+_SIDE_STEP = 0.12
+"""Between points of the same name, in steps from one name to the next."""
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "x", "P")
 
@@ -63,12 +65,15 @@ def _draw(panel: Panel, ax: Axes) -> None:
     for at, line in enumerate(panel.lines):
         named = any(isinstance(value, str) for value in line.x)
         style, marker = "" if named else _STYLES[at % len(_STYLES)], _MARKERS[at % len(_MARKERS)]
-        (drawn,) = ax.plot(
-            line.x, line.y, linestyle=style, marker=marker, markersize=3.5, linewidth=1.3, label=line.label
-        )
+        x: Sequence[float] = line.x  # type: ignore[assignment]
+        if named:
+            # Side by side, so that no point covers that of another line.
+            x = [place + _SIDE_STEP * (at - (len(panel.lines) - 1) / 2) for place in range(len(line.x))]
+            ax.set_xticks(range(len(line.x)), [str(name) for name in line.x])
+        (drawn,) = ax.plot(x, line.y, linestyle=style, marker=marker, markersize=3.5, linewidth=1.3, label=line.label)
         for point, interval in enumerate(line.intervals):
             if interval is not None:
-                ax.vlines(line.x[point], *interval, color=drawn.get_color(), linewidth=0.9)
+                ax.vlines(x[point], *interval, color=drawn.get_color(), linewidth=0.9)
     if panel.level is not None:
         ax.axhline(panel.level, color="0.6", linewidth=0.8, label=panel.level_label or None)
     if panel.log_x is not None:

@@ -86,9 +86,9 @@ class Origin:
 
 
 def verdict(comparisons: Sequence[Comparison]) -> str:
-    """Say in a sentence or two which directions are not the paper's, and which are not decided."""
+    """Say in a sentence or two which directions are not the paper's, and how many are not decided."""
     different = [comparison.claim for comparison in comparisons if comparison.agrees is False]
-    undecided = [comparison.claim for comparison in comparisons if comparison.agrees is None]
+    undecided = sum(comparison.agrees is None for comparison in comparisons)
     total = len(comparisons)
     if not different and not undecided:
         return f"In all {total} comparisons our result has the paper's direction."
@@ -99,7 +99,7 @@ def verdict(comparisons: Sequence[Comparison]) -> str:
             f"{'; '.join(different)}."
         )
     if undecided:
-        sentences.append(f"Our cases do not decide {len(undecided)} of {total} comparisons: {'; '.join(undecided)}.")
+        sentences.append(f"Our cases do not decide {undecided} of {total} comparisons.")
     return " ".join(sentences)
 
 
