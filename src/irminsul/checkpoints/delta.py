@@ -93,7 +93,7 @@ class Delta:
                 norm=tensors["norm"],
                 rope_theta=float(metadata["rope_theta"]),
             )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} is not a delta file: {error}") from error
 
     def tensors(self) -> dict[str, NDArray[np.generic]]:

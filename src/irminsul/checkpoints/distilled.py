@@ -7,7 +7,6 @@ rounded to bfloat16. Every step has one result on every machine, which `digest` 
 import hashlib
 from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from irminsul.checkpoints.build_directory import file_sha256
 from irminsul.checkpoints.deepseek_form import Array, DeepseekShape, rewrite_attention, widen_values
 from irminsul.checkpoints.delta import MLP_MATRICES, Delta, LayerDelta
 from irminsul.checkpoints.grouped_query import AttentionShape, shape_of
@@ -24,14 +24,23 @@ SHAPE = DeepseekShape()
 VALUE_DIM = 128
 """Of a head; the original's 64 and zeros, because engines have kernels for 192 and 128 and not for 192 and 64."""
 NAME = "smollm2_mla.safetensors"
+"""The file of the difference."""
+SHA256 = "ab3697b30d7c595e0eb73cdcb2934fbbcaa06bbfe149a5f744cc2ce7f1638739"
+"""Of that file."""
 DIGEST = "f4f4e23253446b751412646a4afedf286a1d87d8c3fd8d11a65d053f8d4ca5eb"
 """`digest` of the tensors that the packaged original and the file above give."""
 
 
 def read_delta() -> Delta:
-    """Read the difference that ships with the package."""
+    """Read the difference that ships with the package; CheckpointError if it is not the file that shipped."""
     with resources.as_file(resources.files("irminsul.checkpoints") / "data" / NAME) as path:
-        return Delta.read(Path(path))
+        try:
+            found = file_sha256(path)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from error
+        if found != SHA256:
+            raise CheckpointError(f"{path} has SHA-256 {found}, but {SHA256} was expected; install irminsul again")
+        return Delta.read(path)
 
 
 @torch.inference_mode()

