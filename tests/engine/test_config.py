@@ -80,6 +80,7 @@ V3 = V2_LITE | {
     "rope_scaling": V2_LITE["rope_scaling"] | {"mscale": 1.0, "mscale_all_dim": 1.0},
     "eos_token_id": 1,
 }
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 KIMI_K2 = V3 | {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "kimi_k2",
@@ -232,6 +233,14 @@ def test_refuses_by_name(tmp_path, base, change, words):
         (V3, {"hidden_size": "wide"}, "hidden_size"),
         (V3, {"n_routed_experts": None}, "n_routed_experts"),
         (V3, {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 4096}}, "factor"),
+        (V3, {"rope_scaling": [1]}, "not a valid deepseek_v3 configuration"),
+        (V3, {"rope_scaling": YARN | {"factor": "x"}}, "the rope parameters cannot be used: TypeError"),
+        (V3, {"rope_scaling": YARN | {"mscale_all_dim": "x"}}, "the rope parameters cannot be used: TypeError"),
+        (V3, {"rope_scaling": YARN | {"mscale_all_dim": math.nan}}, "makes the softmax scale nan"),
+        (V3, {"rope_theta": "x"}, "the rope parameters cannot be used: TypeError"),
+        (V3, {"id2label": [1]}, "not a valid deepseek_v3 configuration: AttributeError"),
+        (V3, {"num_attention_heads": 0, "num_key_value_heads": 0}, "num_attention_heads|ZeroDivisionError"),
+        (OWN, {"rms_norm_eps": 10**400}, "rms_norm_eps"),
         (V3, {"n_routed_experts": 250}, "250 experts in 8 groups"),
         (V3, {"topk_group": 9}, "9 groups"),
         (V3, {"num_experts_per_tok": 200}, "200 experts"),
@@ -239,8 +248,9 @@ def test_refuses_by_name(tmp_path, base, change, words):
     ],
 )
 def test_impossible_values_are_named(tmp_path, base, change, words):
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=words) as raised:
         read(tmp_path, base | change)
+    assert "\n" not in str(raised.value)
 
 
 def test_bad_frequencies_are_refused(tmp_path):
@@ -253,7 +263,7 @@ def test_unreadable_files(tmp_path):
         ModelConfig.from_checkpoint(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         ModelConfig.from_checkpoint(tmp_path)
-    for text, words in (("{", "JSON"), ("[]", "JSON object"), ("\xff", "JSON")):
+    for text, words in (("{", "JSON"), ("[]", "JSON object"), ("\xff", "JSON"), ("[" * 200_000, "JSON: maximum recur")):
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(CheckpointError, match=words):
             ModelConfig.from_checkpoint(tmp_path)

@@ -15,16 +15,18 @@ A setting that has not been shown to work is refused by name.
 import copy
 import json
 import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import DeepseekV2Config, DeepseekV3Config, PreTrainedConfig
 
-from irminsul.errors import CheckpointError, UnsupportedModelError
+from irminsul.errors import CheckpointError, InputError, UnsupportedModelError
 from irminsul.layout import RowLayout
 from irminsul.rope import Pairing, RopeSpec
 
@@ -150,6 +152,17 @@ class ModelConfig:
         return self.moe is not None and layer >= self.moe.first_layer
 
 
+@contextmanager
+def refusing_faults(what: str) -> Iterator[None]:
+    """Turn whatever transformers raises over a file that it did not expect into a CheckpointError of one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # a boundary to foreign code, which checks little
+        raise CheckpointError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
 @dataclass(frozen=True)
 class _Fields:
     """Typed reading of a JSON object; CheckpointError names the key."""
@@ -167,7 +180,7 @@ class _Fields:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
-        if type(value) not in (int, float) or not 0.0 < value < math.inf:
+        if type(value) not in (int, float) or not 0.0 < value <= sys.float_info.max:
             raise CheckpointError(f"config.json: {key} must be a number > 0, got {value!r}")
         return float(value)
 
@@ -197,7 +210,7 @@ def _read_json_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, got {type(value).__name__}")
@@ -228,12 +241,10 @@ def _refuse_unsupported(raw: dict[str, Any]) -> str:
 
 def _hf_config(raw: dict[str, Any], model_type: str) -> PreTrainedConfig:
     hf_class = _HF_CONFIG_OF_TYPE[model_type]
-    # The class writes into the dictionary it is given, and warns where the model type is not its own.
-    values = {**copy.deepcopy(raw), "model_type": hf_class.model_type}
-    try:
+    with refusing_faults(f"config.json is not a valid {model_type} configuration"):
+        # The class writes into the dictionary it is given, and warns where the model type is not its own.
+        values = {**copy.deepcopy(raw), "model_type": hf_class.model_type}
         return hf_class.from_dict(values)
-    except (StrictDataclassError, TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"config.json is not a valid {model_type} configuration: {error}") from error
 
 
 def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
@@ -249,14 +260,13 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[
 def _read_deepseek(fields: _Fields, hf: PreTrainedConfig, eos_token_ids: tuple[int, ...]) -> ModelConfig:
     if fields.values["model_type"] != "deepseek_v2":
         fields.one_of("mlp_bias", False, (False,))  # V3's code has none
-    try:
+    with refusing_faults("config.json: the rope parameters cannot be used"):
         rope = RopeSpec.from_config(hf)
-    except KeyError as error:
-        raise CheckpointError(f"config.json: the rope parameters lack {error}") from error
+        softmax_scale = _deepseek_softmax_scale(fields, hf.rope_parameters)
     return _read(
         fields,
         rope=rope,
-        softmax_scale=_deepseek_softmax_scale(fields, hf.rope_parameters),
+        softmax_scale=softmax_scale,
         latent_norm=True,
         mlp_bias=fields.flag("mlp_bias", default=False),
         moe=_read_moe(fields),
@@ -330,7 +340,10 @@ def _deepseek_softmax_scale(fields: _Fields, rope_parameters: dict[str, Any]) ->
         return float(scale)
     factor = rope_parameters["factor"]
     mscale = 1.0 if factor <= 1 else 0.1 * mscale_all_dim * math.log(factor) + 1.0
-    return float(scale * mscale * mscale)
+    scale *= mscale * mscale
+    if not 0.0 < scale < math.inf:
+        raise CheckpointError(f"config.json: mscale_all_dim {mscale_all_dim} makes the softmax scale {scale}")
+    return float(scale)
 
 
 def _read_moe(fields: _Fields) -> MoeConfig | None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from irminsul.engine.config import ModelConfig, refusing_faults
 from irminsul.engine.engine import Engine, EngineConfig
 from irminsul.engine.model import MlaModel
-from irminsul.errors import CheckpointError, InputError
+from irminsul.errors import InputError
 from irminsul.layout import ITEM_SIZES
 
 
@@ -33,10 +34,19 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> Ml
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Load a checkpoint's tokenizer from its directory, never from a hub."""
-    try:
+    """Load a checkpoint's tokenizer from its directory, never from a hub.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: config.json, which transformers looks into as well, is that of no
+            supported model, or there is no usable tokenizer.
+    """
+    ModelConfig.from_checkpoint(path)
+    return read_tokenizer(path)
+
+
+def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in a directory, of whatever model; CheckpointError if there is no usable one."""
+    with refusing_faults(f"{path} holds no usable tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} holds no usable tokenizer: {error}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
