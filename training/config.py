@@ -1,6 +1,7 @@
 """What fixes a run of training: two runs go on with each other only if all of this is equal."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Refuse what no run can be made of."""
         for name in ("theta", "learning_rate", "total_minutes", "attention_rank", "mlp_rank", "watched"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name} is {getattr(self, name)}, but must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}, but must be positive and finite")
         if self.tokens_per_step < self.long:
             raise InputError(f"a step of {self.tokens_per_step} tokens has no room for a sequence of {self.long}")
 
@@ -71,14 +72,18 @@ class TrainingConfig:
         """Make a folder that of this run.
 
         Raises:
-            InputError: it holds a run of another configuration (names the difference), or files of an unknown run.
+            InputError: it holds a run of another configuration (names the difference), or files of an unknown run, or
+                cannot be written to.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / CONFIG_FILE).exists():
-            if any(folder.iterdir()):
-                raise InputError(f"{folder} has files but no {CONFIG_FILE}; choose a new directory")
-            (folder / CONFIG_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / CONFIG_FILE).exists():
+                if any(folder.iterdir()):
+                    raise InputError(f"{folder} has files but no {CONFIG_FILE}; choose a new directory")
+                (folder / CONFIG_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+                return
+        except OSError as error:
+            raise InputError(f"{folder} cannot be the directory of a run: {error}") from error
         found, wanted = asdict(TrainingConfig.read(folder)), asdict(self)
         others = [f"{name} {found[name]}, not {wanted[name]}" for name in wanted if found[name] != wanted[name]]
         if others:

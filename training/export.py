@@ -3,15 +3,18 @@
     python -m training.export --state DIR --out src/irminsul/checkpoints/data/smollm2_mla.safetensors
 
 ``--state`` is that of ``training.train``: config.json, recipes.npz and weights_*.safetensors are read. Prints the
-digest of the checkpoint that the file gives, which `irminsul.checkpoints.distilled.DIGEST` must hold.
+SHA-256 of the file and the digest of the checkpoint that it gives, which ``SHA256`` and ``DIGEST`` of
+`irminsul.checkpoints.distilled` must hold.
 """
 
 import argparse
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from irminsul.checkpoints.build_directory import file_sha256
 from irminsul.checkpoints.delta import ATTENTION_MATRICES, MLP_MATRICES, NORMS, Delta, LayerDelta, LowRankDelta
 from irminsul.checkpoints.distilled import digest, tensors
 from irminsul.checkpoints.smollm2 import find_gguf, load_source
@@ -39,8 +42,11 @@ def read_trained(folder: Path) -> Delta:
 
 
 def write(delta: Delta, path: Path) -> None:
-    """Write the file that `Delta.read` reads."""
-    save_file(delta.tensors(), path, metadata={"rope_theta": repr(delta.rope_theta)})
+    """Write the file that `Delta.read` reads; InputError if it cannot be written."""
+    try:
+        save_file(delta.tensors(), path, metadata={"rope_theta": repr(delta.rope_theta)})
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write {path}: {error}") from error
 
 
 def main() -> None:
@@ -53,10 +59,11 @@ def main() -> None:
     try:
         write(read_trained(arguments.state), arguments.out)
         tell(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.2f} MB")
+        tell(f"SHA256 {file_sha256(arguments.out)}")
         original, _ = load_source(find_gguf(arguments.gguf))
+        tell(f"DIGEST {digest(tensors(original, Delta.read(arguments.out)))}")
     except InputError as error:
         parser.error(str(error))
-    tell(digest(tensors(original, Delta.read(arguments.out))))
 
 
 if __name__ == "__main__":

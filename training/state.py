@@ -6,6 +6,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -52,18 +53,28 @@ def restore(folder: Path, student: Student, optimiser: torch.optim.Optimizer) ->
 
 
 def save_weights(folder: Path, student: Student) -> None:
-    """Write what was trained: matrices in float16, norms in float32, a file for every ten layers."""
+    """Write what was trained: matrices in float16, norms in float32, a file for every ten layers.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
     files: dict[int, dict[str, Tensor]] = {}
     for name, value in student.state_dict().items():
         part = int(name.split(".")[1]) // LAYERS_PER_FILE if name.startswith("layers.") else 0
         files.setdefault(part, {})[name] = (value.half() if value.dim() == 2 else value).contiguous().cpu()
-    for part, tensors in files.items():
-        save_file(tensors, folder / f"weights_{part}.safetensors")
+    try:
+        for part, tensors in files.items():
+            save_file(tensors, folder / f"weights_{part}.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot write the weights to {folder}: {error}") from error
 
 
 def load_weights(folder: Path) -> Mapping[str, Tensor]:
-    """Read what `save_weights` wrote; InputError if there is nothing."""
+    """Read what `save_weights` wrote; InputError if there is nothing or a file is damaged."""
     paths = sorted(folder.glob("weights_*.safetensors"))
     if not paths:
         raise InputError(f"{folder} has no weights_*.safetensors; a run writes them at its end")
-    return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    try:
+        return {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"the weights in {folder} cannot be read: {error}") from error

@@ -172,10 +172,12 @@ def distil(original: LlamaForCausalLM, config: TrainingConfig, arguments: argpar
 def run(arguments: argparse.Namespace) -> None:
     """Do what the command line says; InputError if it cannot be done."""
     device = _device(arguments.device)
+    if not 0 < arguments.minutes < math.inf:
+        raise InputError(f"--minutes is {arguments.minutes}, but must be positive and finite")
     config = TrainingConfig(
         theta=arguments.theta,
         learning_rate=arguments.lr,
-        total_minutes=arguments.total_minutes or arguments.minutes,
+        total_minutes=arguments.minutes if arguments.total_minutes is None else arguments.total_minutes,
         tokens_per_step=arguments.tokens_per_step,
     )
     original, _ = load_source(find_gguf(arguments.gguf))

@@ -63,6 +63,18 @@ def test_what_must_be_positive_is(name):
         replace(TINY, **{name: 0})
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_length_is_a_number_of_minutes(value):
+    with pytest.raises(InputError, match=f"total_minutes is {value}, but must be positive and finite"):
+        replace(TINY, total_minutes=value)
+
+
+def test_a_file_is_not_the_directory_of_a_run(run):
+    run.touch()
+    with pytest.raises(InputError, match=r"run cannot be the directory of a run: .*File exists"):
+        TINY.claim(run)
+
+
 def test_a_step_has_room_for_a_sequence():
     with pytest.raises(InputError, match="a step of 40 tokens has no room for a sequence of 48"):
         replace(TINY, tokens_per_step=40)

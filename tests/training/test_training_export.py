@@ -55,6 +55,21 @@ def test_the_same_weights_give_the_same_file(student, run, tmp_path):
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_a_file_that_cannot_be_written_is_told(student, run, tmp_path):
+    with pytest.raises(InputError, match=r"cannot write .*/nowhere/delta"):
+        write(read_trained(run), tmp_path / "nowhere" / "delta")
+    with pytest.raises(InputError, match=r"cannot write the weights to .*/nowhere"):
+        save_weights(tmp_path / "nowhere", student)
+
+
+@pytest.mark.usefixtures("student")
+def test_damaged_weights_are_refused(run):
+    path = run / "weights_0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"the weights in .*/run cannot be read"):
+        read_trained(run)
+
+
 def test_a_run_that_has_not_ended_cannot_be_exported(original, text, run):
     prepare(original, text, TINY, run)
     with pytest.raises(InputError, match="has no weights_"):

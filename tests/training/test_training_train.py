@@ -154,6 +154,23 @@ def test_a_run_leaves_a_log_and_weights_and_the_next_begins_where_it_ended(origi
     torch.testing.assert_close(weights["norm.weight"], restored.student.norm.weight.detach())
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--minutes", "-1", "--total-minutes", "6"], "--minutes is -1.0, but must be positive and finite"),
+        (["--minutes", "nan", "--total-minutes", "6"], "--minutes is nan, but must be positive and finite"),
+        (["--minutes", "1", "--total-minutes", "0"], "total_minutes is 0.0, but must be positive and finite"),
+        (["--minutes", "1", "--total-minutes", "nan"], "total_minutes is nan, but must be positive and finite"),
+    ],
+)
+def test_impossible_minutes_are_refused_at_once(monkeypatch, capsys, tmp_path, options, told):
+    given = ["train", "--data", str(tmp_path), "--state", str(tmp_path / "run"), "--device", "cpu", *options]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith(f"error: {told}\n")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="refused only where there is no GPU")
 def test_the_command_line_refuses_in_a_sentence(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["train", "--data", str(tmp_path), "--state", str(tmp_path), "--minutes", "1"])
