@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import subprocess
 import sys
 
 import pytest
@@ -263,6 +264,16 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch, tmp_path):
         find_gguf()
     with pytest.raises(InputError, match="is not a file"):
         find_gguf(tmp_path / GGUF_NAME)
+
+
+def test_the_command_line_draws_no_bars_of_transformers():
+    code = (
+        "import contextlib, sys; from irminsul import cli; sys.argv = ['irminsul', '--version']\n"
+        "with contextlib.suppress(SystemExit): cli.main()\n"
+        "from tqdm.auto import tqdm; list(tqdm([1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_links_are_followed_and_stay(tiny_source, tmp_path):
