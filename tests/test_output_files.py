@@ -79,7 +79,9 @@ def test_a_read_only_file_or_directory_is_refused(tmp_path):
 
 def test_a_folder_in_whose_way_a_file_stands_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(InputError, match="file: it is not a directory"):
+        require_folder(tmp_path / "file", "a.json")
+    with pytest.raises(InputError, match="Not a directory"):
         require_folder(tmp_path / "file" / "folder", "a.json")
     (tmp_path / "a.json").mkdir()
     with pytest.raises(InputError, match="is a directory"):

@@ -30,6 +30,8 @@ def require_writable(*paths: Path) -> None:
 
 def require_folder(folder: Path, *names: str) -> None:
     """Make a directory if there is none; raise InputError unless files of these names can be written to it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot write to {folder}: it is not a directory")
     with _as_input_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
     require_writable(*(folder / name for name in names))

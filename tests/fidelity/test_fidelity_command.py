@@ -169,7 +169,7 @@ def without(keys):
     ("damage", "message"),
     [
         (lambda report: report.update(schema=1), "has schema 1, but this version reads 2"),
-        (without(["schema"]), "has schema None"),
+        (without(["schema"]), "has schema 1"),
         (without(["cases"]), "cases"),
         (without(["run", "left_out"]), "run.left_out"),
         (without(["cases", 0, "paths", "naive", "kl"]), "kl: Field required"),

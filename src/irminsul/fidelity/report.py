@@ -142,7 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or "run" not in data:
         raise InputError(f"{refusal}: it is not a JSON object with the key run")
     if data.get("schema") != SCHEMA:
-        raise InputError(f"{path} has schema {data.get('schema')!r}, but this version reads {SCHEMA}: measure again")
+        raise InputError(f"{path} has schema {data.get('schema', 1)}, but this version reads {SCHEMA}: measure again")
     try:
         written = TypeAdapter(_Written).validate_json(content, strict=True)
     except ValidationError as error:
