@@ -124,8 +124,11 @@ def report_of(cases: Sequence[CaseResult], run: RunRecord) -> dict[str, Any]:
 
 
 def write_json(report: Mapping[str, Any], path: Path) -> None:
-    """Write a report; InputError, and what was there before stays, if the file cannot be written."""
-    replace_files({path: (json.dumps(report, indent=1, allow_nan=False) + "\n").encode()})
+    """Write a report, one case a line; InputError, and what was there before stays, if the file cannot be written."""
+    others = {name: value for name, value in report.items() if name != "cases"}
+    head = json.dumps(others, indent=1, allow_nan=False).removesuffix("\n}")
+    cases = ",\n  ".join(json.dumps(case, allow_nan=False) for case in report["cases"])
+    replace_files({path: f'{head},\n "cases": [\n  {cases}\n ]\n}}\n'.encode()})
 
 
 def read_json(path: Path) -> dict[str, Any]:
