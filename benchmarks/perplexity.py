@@ -40,10 +40,11 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192], help="tokens of each document")
     parser.add_argument("--documents", type=int, help="documents of each kind; all by default")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--gguf", type=Path, help="the original; the one of the installed package by default")
     parser.add_argument("--json", type=Path, help="also write the result here")
     arguments = parser.parse_args()
     folder = Path(arguments.checkpoint)
-    original, tokenizer = load_original(arguments.device)
+    original, tokenizer = load_original(arguments.gguf or find_gguf(), arguments.device)
     rewritten = load_model(
         folder if folder.is_dir() else find_checkpoint(arguments.checkpoint), device=arguments.device
     )
@@ -68,9 +69,9 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def load_original(device: str) -> tuple[LogitsOf, Any]:
+def load_original(gguf: Path, device: str) -> tuple[LogitsOf, Any]:
     """Return a function for the original's logits, and its tokenizer."""
-    model, tokenizer = load_source(find_gguf())
+    model, tokenizer = load_source(gguf)
     # Eager attention would hold all scores of a layer: 2.4 GB at 8,192 tokens.
     model.set_attn_implementation("sdpa")
     model.to(device)

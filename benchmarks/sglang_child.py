@@ -5,6 +5,7 @@
 Run as a program it is that process: it connects back, starts the engine and answers calls.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -54,22 +55,29 @@ class SglangEngine:
                 self._connection = self._listener.accept()
             except TimeoutError:
                 self._check_alive(deadline)
-        while not self._connection.poll(1.0):
-            self._check_alive(deadline)
-        self._connection.recv()
+        self._receive(deadline)
 
     def generate(self, token_ids: list[int] | list[list[int]], **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Generate; returns SGLang's answer and ``seconds``, the wall time in the child."""
         assert self._connection is not None
         self._connection.send({"input_ids": token_ids, **arguments})
-        while not self._connection.poll(1.0):
-            self._check_alive(None)
-        answer: dict[str, Any] = self._connection.recv()
+        answer: dict[str, Any] = self._receive(None)
         return answer
 
     def flush(self) -> None:
         """Empty the prefix cache."""
         self.generate([], flush=True)
+
+    def _receive(self, deadline: float | None) -> Any:  # noqa: ANN401
+        assert self._connection is not None
+        try:
+            while not self._connection.poll(1.0):
+                self._check_alive(deadline)
+            return self._connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.wait(60)
+            self._check_alive(deadline)
+            raise
 
     def _check_alive(self, deadline: float | None) -> None:
         if self._process.poll() is not None or (deadline is not None and time.monotonic() > deadline):
@@ -80,7 +88,8 @@ class SglangEngine:
     def close(self) -> None:
         """End the process."""
         if self._connection is not None and self._process.poll() is None:
-            self._connection.send(None)
+            with contextlib.suppress(ConnectionError):
+                self._connection.send(None)
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

@@ -77,10 +77,10 @@ def main() -> None:
         always_miss = {
             "SGLANG_RADIX_FORCE_MISS": "1",
             "SGLANG_HOST_FORCED": str(forced_file),
-            "IRMINSUL_CARVE_OUT": "0",
-            "IRMINSUL_MIN_RUN": "16",
-            "IRMINSUL_GAP_COST": "0",
-            "IRMINSUL_MAX_RUNS": "64",
+            "IRMINSUL_SGLANG_CARVE_OUT": "0",
+            "IRMINSUL_SGLANG_MIN_RUN": "16",
+            "IRMINSUL_SGLANG_GAP_COST": "0",
+            "IRMINSUL_SGLANG_MAX_RUNS": "64",
         }
         with (
             SglangEngine("stock", flags, host | weights | {"SGLANG_PLUGINS": "sglang_host"}, arguments.logs) as stock,

@@ -27,6 +27,7 @@ Shape letters: ``T`` tokens, ``R`` rotary values of a row, ``P`` pairs (R = 2P).
 """
 
 import copy
+import functools
 import hashlib
 import math
 from dataclasses import dataclass
@@ -183,7 +184,13 @@ class RopeSpec:
         return _UNIT_ROUNDOFF * (self.angles(source_positions) + self.angles(target_positions))
 
     def _frequencies_on(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.inv_freq, dtype=torch.float64, device=device)
+        return _frequencies_on(self.inv_freq, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _frequencies_on(inv_freq: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept, because a copy to a GPU at every move would cost more than the move of a few rows."""
+    return torch.tensor(inv_freq, dtype=torch.float64, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,14 +201,15 @@ class Turn:
     """float32 [..., P], times the scale."""
     sin_P: Tensor
     still_P: Tensor | None
-    """Where the angle is 0 and nothing is scaled; None: nowhere."""
+    """Where the angle is 0 and nothing is scaled; None: nowhere. (On a GPU it may be nowhere True.)"""
     pairing: Pairing
 
     @classmethod
     def by(cls, angles_P: Tensor, pairing: Pairing, scale: float = 1.0) -> "Turn":
         """Prepare a rotation; the arguments are those of `rotate`."""
         still_P = angles_P == 0
-        unmoved = scale == 1.0 and bool(still_P.any())
+        # Looking spares work on a CPU; on a GPU it would wait for everything queued before.
+        unmoved = scale == 1.0 and (angles_P.device.type != "cpu" or bool(still_P.any()))
         cos_P, sin_P = angles_P.cos().to(torch.float32) * scale, angles_P.sin().to(torch.float32) * scale
         return cls(cos_P, sin_P, still_P if unmoved else None, pairing)
 

@@ -134,7 +134,7 @@ class DonorIndex:
         else:
             host = torch.empty(narrow.shape, dtype=torch.int32, pin_memory=True)
             host.copy_(narrow, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
             self._queue.append((host, copied, apply))
         if len(self._queue) > MAX_QUEUED:

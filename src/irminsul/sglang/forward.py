@@ -68,8 +68,8 @@ class SplitBatch:
         return cls(np.array(owners, dtype=np.int64), starts, ends, np.concatenate(tokens))
 
     @property
-    def lengths_B(self) -> NDArray[np.int64]:
-        """Tokens that each row computes."""
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens that each row computes, [B]."""
         lengths: NDArray[np.int64] = self.ends_B - self.starts_B
         return lengths
 
@@ -135,7 +135,7 @@ class Splitter:
             batch.sampling_info.grammars = [req.grammar for req in batch.reqs]
         self._copy_rows(batch, plans)
         forward_batch.irminsul = Unsplit(
-            _per_request(batch, forward_batch, split),
+            _per_request(batch, split),
             absorbed_is_cheaper(self._shape, split.starts_B, split.ends_B),
         )
         return forward_batch
@@ -156,11 +156,13 @@ class Splitter:
         sources, targets, old, new = [], [], [], []
         offset = 0
         for extend, plan in zip(batch.extend_lens, plans, strict=True):
-            for run in plan.runs if plan is not None else ():
-                sources.append(run.slots)
-                targets.append(np.arange(offset + run.start - plan.start, offset + run.end - plan.start))
-                old.append(np.arange(run.source_start, run.source_start + run.length))
-                new.append(np.arange(run.start, run.end))
+            if plan is not None:
+                for run in plan.runs:
+                    start = offset + run.start - plan.start
+                    sources.append(run.slots)
+                    targets.append(np.arange(start, start + run.length))
+                    old.append(np.arange(run.source_start, run.source_start + run.length))
+                    new.append(np.arange(run.start, run.end))
             offset += extend
         device = batch.out_cache_loc.device
         moves_4N = np.stack([np.concatenate(part).astype(np.int64) for part in (sources, targets, old, new)])
@@ -186,7 +188,7 @@ def _split_batch(batch: Any, split: SplitBatch) -> Any:
     rows = copy.copy(batch)
     rows.reqs = [batch.reqs[owner] for owner in split.owners_B]
     rows.prefix_lens = split.starts_B.tolist()
-    rows.extend_lens = split.lengths_B.tolist()
+    rows.extend_lens = split.lengths.tolist()
     rows.extend_num_tokens = len(split.tokens_T)
     rows.extend_logprob_start_lens = [0] * len(rows.reqs)
     rows.input_ids = batch.input_ids[tokens_T]
@@ -205,10 +207,10 @@ def _split_batch(batch: Any, split: SplitBatch) -> Any:
     return rows
 
 
-def _per_request(batch: Any, forward_batch: Any, split: SplitBatch) -> dict[str, Any]:
+def _per_request(batch: Any, split: SplitBatch) -> dict[str, Any]:
     """Return the fields of a forward batch as they would be if each request were one row of its computed tokens."""
     n_requests = len(batch.reqs)
-    computed = np.bincount(split.owners_B, weights=split.lengths_B, minlength=n_requests).astype(np.int64)
+    computed = np.bincount(split.owners_B, weights=split.lengths, minlength=n_requests).astype(np.int64)
     # What is copied stands before the first position whose log probability is asked for.
     skipped = np.array(batch.extend_lens) - computed
     extend_seq_lens = to_device(computed, batch.seq_lens.device).to(torch.int32)

@@ -2,10 +2,10 @@
 
 ::
 
-    # irminsul.toml, named by IRMINSUL_CONFIG
-    mode = "live"            # off | observe | live; IRMINSUL_MODE
-    matcher = "winnow64"     # IRMINSUL_MATCHER
-    min_run = 64             # any field of ReusePolicy; IRMINSUL_MIN_RUN, ...
+    # irminsul.toml, named by IRMINSUL_SGLANG_CONFIG
+    mode = "live"            # off | observe | live; IRMINSUL_SGLANG_MODE
+    matcher = "winnow64"     # IRMINSUL_SGLANG_MATCHER
+    min_run = 64             # any field of ReusePolicy; IRMINSUL_SGLANG_MIN_RUN, ...
 
 An unknown key or a wrong value is refused with the valid ones; nothing is ignored.
 """
@@ -24,8 +24,8 @@ from irminsul.errors import InputError
 from irminsul.plan import Mode, ReusePolicy
 from irminsul.registry import MATCHERS
 
-CONFIG_VARIABLE = "IRMINSUL_CONFIG"
-PREFIX = "IRMINSUL_"
+PREFIX = "IRMINSUL_SGLANG_"
+CONFIG_VARIABLE = PREFIX + "CONFIG"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ _POLICY = {name.name: name for name in dataclasses.fields(ReusePolicy)}
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read the file that IRMINSUL_CONFIG names, if it is set, and the other variables over it.
+    """Read the file that IRMINSUL_SGLANG_CONFIG names, if it is set, and the other variables over it.
 
     Raises:
         InputError: a file that cannot be read, an unknown key, or a wrong value.
