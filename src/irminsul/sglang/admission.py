@@ -20,7 +20,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
 from irminsul.sglang.cache import IrminsulRadixCache
-from irminsul.sglang.requests import INFO_KEY, ReuseState, StepTokens
+from irminsul.sglang.requests import INFO_KEY, FoundRuns, ReuseState, StepTokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Planner:
         if first:
             if state.derived_from is not None and req.prefix_len <= state.derived_from:
                 state.derived_from = None  # SGLang took less of the match than was offered
-            state.steps, state.inherited = [], state.derived_from
+            state.steps, state.inherited, state.found = [], state.derived_from, self._find(req, state)
         plan = self._plan(req, state)
         if plan is None or state.mode is not Mode.LIVE or not plan.runs:
             result = run()
@@ -115,10 +115,14 @@ class Planner:
         state: ReuseState,
     ) -> tuple[OpenPlan | None, Any]:
         """Return SGLang's answer, and what is to be copied for the request if it was admitted; else nothing is held."""
-        runs, locks = self._cache.lock_donors(plan.runs, state)
+        runs, locks = self._cache.lock_donors(plan.runs, _tokens(req), state)
         whole = OpenPlan(req.prefix_len, plan.n_tokens, tuple(runs), locks)
         raised = _affordable(whole, adder.rem_chunk_tokens, adder.page_size)
         opened: OpenPlan | None = None
+        if adder.rem_total_tokens < _step_tokens(whole, adder.rem_chunk_tokens, raised):
+            # A later chunk is admitted by SGLang even if nothing is left, because it could evict what is locked here.
+            self.close(whole)
+            return None, None
         _raise_budgets(adder, raised)
         try:
             result = run()
@@ -132,30 +136,28 @@ class Planner:
         return (opened if opened is not None and opened.runs else None), result
 
     def _plan(self, req: Any, state: ReuseState) -> ReusePlan | None:
-        if state.mode is Mode.OFF or state.refusal is not None:
+        if state.found is None:
             return None
         n_tokens = len(req.full_untruncated_fill_ids)
-        limit = req._compute_max_prefix_len(n_tokens)  # noqa: SLF001  # the rule the tree's own matches obey
-        if limit - req.prefix_len < self._policy.min_run:
-            return None
-        runs = self._find(req, state)
         return make_plan(
             n_tokens,
             prefix=req.prefix_len,
-            runs=runs,
+            runs=[run for run in state.found.runs if run.end > req.prefix_len],
             policy=self._policy,
-            reuse_limit=limit,
+            reuse_limit=_reuse_limit(req),
         )
 
-    def _find(self, req: Any, state: ReuseState) -> list[Run]:
+    def _find(self, req: Any, state: ReuseState) -> FoundRuns | None:
+        """Search for a request, once for all its chunks, and while it waits again only if the index has changed."""
         donors = self._cache.donors
         assert donors is not None
-        # A request that waits for memory is looked at in every step.
+        tail = _reuse_limit(req) - req.prefix_len
+        if state.mode is Mode.OFF or state.refusal is not None or tail < self._policy.min_run:
+            return None
         depends_on = (donors.epoch, req.prefix_len, len(req.full_untruncated_fill_ids))
-        if state.found is None or state.found[0] != depends_on:
-            tokens: NDArray[np.int32] = np.array(req.full_untruncated_fill_ids, dtype=np.int64).astype(np.int32)
-            state.found = (depends_on, donors.find(state.namespace, tokens, req.prefix_len))
-        return state.found[1]
+        if state.found is not None and state.found.depends_on == depends_on:
+            return state.found
+        return FoundRuns(depends_on, donors.find(state.namespace, _tokens(req), req.prefix_len))
 
     def _count(self, req: Any, state: ReuseState, plan: ReusePlan | None, opened: OpenPlan | None) -> None:
         if state.mode is Mode.OFF:
@@ -178,6 +180,17 @@ class Planner:
         req.customized_info = {**(req.customized_info or {}), INFO_KEY: [state.report()]}
 
 
+def _tokens(req: Any) -> NDArray[np.int32]:
+    tokens: NDArray[np.int32] = np.array(req.full_untruncated_fill_ids, dtype=np.int64).astype(np.int32)
+    return tokens
+
+
+def _reuse_limit(req: Any) -> int:
+    """Return where reuse must end: the rule that the tree's own matches obey."""
+    limit: int = req._compute_max_prefix_len(len(req.full_untruncated_fill_ids))  # noqa: SLF001
+    return limit
+
+
 def _admitted(adder: PrefillAdder, req: Any) -> bool:
     return bool(adder.can_run_list) and adder.can_run_list[-1] is req
 
@@ -186,6 +199,12 @@ def _raise_budgets(adder: PrefillAdder, tokens: int) -> None:
     adder.rem_input_tokens += tokens
     if adder.rem_chunk_tokens is not None:
         adder.rem_chunk_tokens += tokens
+
+
+def _step_tokens(plan: OpenPlan, budget: int | None, copied: int) -> int:
+    """Return how many slots a step of a plan takes."""
+    tail = plan.end - plan.start
+    return tail if budget is None else min(tail, budget + copied)
 
 
 def _affordable(plan: OpenPlan, budget: int | None, page_size: int) -> int:

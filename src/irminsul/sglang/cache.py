@@ -112,8 +112,15 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     # -- what admission uses ---------------------------------------------------------------------------------------
 
-    def lock_donors(self, runs: Sequence[Run], state: ReuseState) -> tuple[list[Run], list[Any]]:
+    def lock_donors(
+        self, runs: Sequence[Run], tokens: NDArray[np.int32], state: ReuseState
+    ) -> tuple[list[Run], list[Any]]:
         """Lock the rows of runs in the tree.
+
+        Args:
+            runs: from a search of this step, or of an earlier one of the same request; then donors may have gone.
+            tokens: of the request, from position 0.
+            state: the request's.
 
         Returns:
             The runs whose donors the tree still holds, and the locks to give to ``unlock``.
@@ -124,11 +131,11 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         locked: list[NDArray[np.int32]] = []
         for run in sorted(runs, key=lambda run: -run.source_start - run.length):
             end = run.source_start + run.length
-            if any(len(slots) >= end and slots[end - 1] == run.slots[-1] for slots in locked):
-                kept.append(run)
-                continue
             path = self.donors.path_to(run)
-            if path is None:
+            if path is None or not np.array_equal(path.tokens[run.source_start : end], tokens[run.start : run.end]):
+                continue
+            if any(len(slots) >= len(path.slots) and slots[len(path.slots) - 1] == path.slots[-1] for slots in locked):
+                kept.append(run)
                 continue
             key = RadixKey(array("q", path.tokens.tobytes()), state.extra_key, cache_salt=state.cache_salt)
             found = self._match_tree(MatchPrefixParams(key=key))

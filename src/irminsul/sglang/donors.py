@@ -102,6 +102,7 @@ class DonorIndex:
 
         None if its beginning has left the tree, or if the run is not one stretch of it.
         """
+        self.settle()
         arrays = self.registry.store.arrays
         last = int(run.slots[-1])
         end = run.source_start + run.length

@@ -27,6 +27,15 @@ class StepTokens:
     runs: int
 
 
+@dataclass(frozen=True, eq=False)
+class FoundRuns:
+    """What a search found, and what it depends on."""
+
+    depends_on: tuple[int, int, int]
+    """Epoch of the index, tokens held by the tree, tokens of the request."""
+    runs: list[Run]
+
+
 TOKEN_CLASSES = ("prefix", "history", "shifted", "computed")
 
 
@@ -54,8 +63,8 @@ class ReuseState:
     """Since the last match."""
     declined: int = 0
     """Plans given up because the pool had no room for donors and request together."""
-    found: tuple[object, list[Run]] | None = field(default=None, repr=False)
-    """Runs of the last search, and what they depend on."""
+    found: FoundRuns | None = field(default=None, repr=False)
+    """Of the last search; None: there was nothing to search for."""
 
     @property
     def follows_history(self) -> bool:

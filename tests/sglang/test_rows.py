@@ -1,0 +1,178 @@
+"""Rows, slots and locks, in SGLang's own tree, allocator and pool."""
+
+import random
+
+import pytest
+
+pytestmark = pytest.mark.sglang
+
+
+@pytest.fixture(params=["python", "rust"])
+def core(request, published):
+    """Both cores of SGLang's tree."""
+    del published
+    return request.param
+
+
+@pytest.fixture
+def make(core):
+    """Make a server."""
+    from mini_server import MiniServer
+
+    return lambda **arguments: MiniServer(core=core, **arguments)
+
+
+def text(seed, length):
+    """Tokens of a passage."""
+    rng = random.Random(seed)
+    return [rng.randrange(3, 997) for _ in range(length)]
+
+
+def report(req):
+    """A request's counters, as the client sees them."""
+    return req.customized_info["irminsul"][0]
+
+
+def test_a_moved_passage_is_copied_and_turned(make):
+    server = make()
+    server.serve(text(1, 100) + text(2, 400) + text(3, 20))
+    req = server.serve(text(4, 130) + text(2, 400) + text(5, 20))
+    assert report(req)["shifted_tokens"] == 400
+    assert report(req)["gaps"] == 2
+    server.check_identity()
+
+
+def test_prefix_hit_and_shifted_hit_in_one_request(make):
+    server = make()
+    server.serve(text(1, 100) + text(2, 300) + text(3, 20))
+    server.serve(text(6, 80) + text(7, 200) + text(8, 20))
+    req = server.serve(text(1, 100) + text(7, 200) + text(2, 300) + text(5, 20))
+    assert report(req) | {"mode": "live"} == {
+        "mode": "live",
+        "prefix_tokens": 100,
+        "approximate_prefix_tokens": 0,
+        "shifted_tokens": 500,
+        "computed_tokens": 20,
+        "gaps": 1,
+        "runs": 2,
+        "declined_plans": 0,
+    }
+    server.check_identity()
+
+
+def test_a_session_finds_its_history_and_it_is_no_donor(make):
+    server = make()
+    passage = text(2, 300)
+    server.serve(text(1, 100) + passage + text(3, 20))
+    prompt = text(4, 130) + passage + text(5, 40)
+    for turn in range(20):
+        req = server.serve(prompt)
+        assert report(req)["prefix_tokens"] + report(req)["approximate_prefix_tokens"] == (
+            0 if turn == 0 else len(prompt) - 30 - 2 + 1
+        ), (turn, report(req))
+        prompt = [*req.full_untruncated_fill_ids, *text(100 + turn, 30)]
+        server.check_identity()
+    # The turns' own text was computed behind shifted rows: nobody may copy it.
+    stranger = server.serve(text(50, 90) + prompt[430:])
+    assert report(stranger)["shifted_tokens"] == 0
+
+
+def test_derived_rows_are_not_met_as_exact(make):
+    server = make()
+    passage = text(2, 300)
+    server.serve(text(1, 100) + passage + text(3, 20))
+    prompt = text(4, 130) + passage + text(5, 40)
+    server.serve(prompt)
+    req = server.serve(prompt + text(6, 30), options={"mode": "observe"})
+    assert report(req)["prefix_tokens"] == 130
+    assert report(req)["approximate_prefix_tokens"] == 0
+    assert report(req)["shifted_tokens"] == 300, "planned, not done"
+    req = server.serve(prompt + text(7, 30), options={"mode": "off"})
+    assert req.customized_info is None
+
+
+def test_namespaces_share_nothing(make):
+    server = make(slots=8192)
+    passage = text(2, 300)
+    server.serve(text(1, 100) + passage, cache_salt="a")
+    others = [{}, {"cache_salt": "b"}, {"extra_key": "a"}, {"lora_id": "a"}, {"cache_salt": "a", "extra_key": "x"}]
+    for scope in (*others, {"cache_salt": "a", "options": {"tenant": "t"}}):
+        assert report(server.serve(text(4, 130) + passage, **scope))["shifted_tokens"] == 0, scope
+    assert report(server.serve(text(5, 130) + passage, cache_salt="a"))["shifted_tokens"] == 299
+
+
+def test_chunks_count_computed_tokens_only(make):
+    server = make(chunk=64)
+    server.serve(text(1, 100) + text(2, 900))
+    req = server.submit(text(3, 20) + text(2, 900) + text(4, 20))
+    server.step()
+    # 64 positions are computed for the carve-out, so the budget of the first step ends there.
+    while req is server.chunked:
+        server.step()
+    assert req.extend_batch_idx <= 3
+    server.finish(req)
+    assert report(req)["shifted_tokens"] >= 850
+
+
+def test_log_probabilities_of_the_prompt_are_computed(make):
+    server = make()
+    server.serve(text(1, 100) + text(2, 400))
+    assert report(server.serve(text(3, 130) + text(2, 400), return_logprob=True))["shifted_tokens"] == 399
+    from_200 = server.serve(text(4, 130) + text(2, 400), return_logprob=True, logprob_start_len=200)
+    assert report(from_200)["shifted_tokens"] == 70
+
+
+def test_a_full_pool_serves_without_a_plan(make):
+    server = make(slots=1024, chunk=1024)
+    server.serve(text(1, 100) + text(2, 600))
+    req = server.serve(text(3, 130) + text(2, 600) + text(4, 10))
+    assert report(req)["declined_plans"] == 1
+    assert report(req)["shifted_tokens"] == 0
+    server.check_identity()
+
+
+def test_flush_forgets_donors(make):
+    server = make()
+    server.serve(text(1, 100) + text(2, 400))
+    server.flush()
+    assert report(server.serve(text(3, 130) + text(2, 400)))["shifted_tokens"] == 0
+    server.check_identity()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_ten_thousand_random_operations(make, page_size):
+    """2,500 for each core and page size: serve, hang up, evict under an open plan, publish, flush."""
+    rng = random.Random(page_size)
+    server = make(slots=3072, page_size=page_size, chunk=192)
+    passages = [text(seed, rng.randrange(70, 300)) for seed in range(12)]
+    histories = []
+    for operation in range(2500):
+        kind = rng.random()
+        if kind < 0.35 and len(server.waiting) < 4:
+            if histories and rng.random() < 0.4:
+                tokens = rng.choice(histories) + text(rng.random(), rng.randrange(1, 30))
+            else:
+                tokens = text(rng.random(), rng.randrange(1, 90))
+                for passage in rng.sample(passages, rng.randrange(1, 4)):
+                    tokens = tokens + passage + text(rng.random(), rng.randrange(0, 20))
+            scope = rng.choice([{}, {}, {}, {"cache_salt": "s"}, {"extra_key": "k"}])
+            server.submit(tokens[:1000], output=rng.randrange(1, 12), **scope)
+        elif kind < 0.7:
+            server.step()
+        elif kind < 0.9 and server.running:
+            req = rng.choice(server.running)
+            server.finish(req)
+            histories = [*histories, list(req.full_untruncated_fill_ids)][-8:]
+        elif kind < 0.97:
+            everyone = [*server.waiting, *server.running] + ([server.chunked] if server.chunked else [])
+            if everyone:
+                server.abort(rng.choice(everyone))
+        elif not server.running and server.chunked is None:
+            server.flush()
+        server.check_identity()
+        if len(server.running) > 4:
+            server.finish(server.running[0])
+    shifted = sum(step.shifted for step in server.counted)
+    assert shifted > 10_000, shifted
+    assert sum(step.history for step in server.counted) > 1000
