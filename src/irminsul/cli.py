@@ -153,6 +153,7 @@ def fidelity(
     ] = None,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
+    jobs: Annotated[int, typer.Option(help="Processes that measure, each with a model of its own; at least 1.")] = 1,
 ) -> None:
     """Measure what shifted reuse does to a model's distributions and answers."""
     if render is not None:
@@ -171,6 +172,7 @@ def fidelity(
         matcher=matcher,
         device=device,
         dtype=dtype,
+        jobs=jobs,
         json_path=json,
     )
 

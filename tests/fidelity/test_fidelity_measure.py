@@ -20,6 +20,7 @@ from irminsul.errors import InputError
 from irminsul.fidelity import paths as paths_module
 from irminsul.fidelity.measure import Harness, holds, token_kl
 from irminsul.fidelity.paths import FULL, PATHS, QUICK_PATHS, SHIFTED, shipped_path
+from irminsul.fidelity.rows import RowCache
 from irminsul.fidelity.tasks import Case
 from irminsul.plan import ReusePolicy
 
@@ -127,6 +128,22 @@ def test_paths_in_one_forward_and_one_by_one_agree(model, cases, results):
         together = results[0].paths[name]
         assert result.kl == pytest.approx(together.kl, abs=1e-5), name
         assert (result.runs, result.computed) == (together.runs, together.computed)
+
+
+def test_what_is_computed_together_does_not_depend_on_earlier_cases(model, cases, make_words, monkeypatch):
+    """A larger case makes the pool larger, but not the groups of paths."""
+    forward = RowCache.forward
+    sizes = []
+    monkeypatch.setattr(RowCache, "forward", lambda rows, parts: sizes.append(len(parts)) or forward(rows, parts))
+    long = make_words(9, 600)
+    larger = Case((long[:300],), (*make_words(8, 20), *long), 600, (*make_words(7, 20), *long), None, "")
+    harness = Harness(model, str, pool_bytes=0)
+    first = harness.measure("words", 0, cases[0], ALL, TOKENS)
+    alone = sizes.copy()
+    harness.measure("words", 1, larger, ALL, TOKENS)
+    sizes.clear()
+    assert harness.measure("words", 0, cases[0], ALL, TOKENS) == first
+    assert sizes == alone
 
 
 def test_the_reference_is_greedy_decoding_of_the_whole_prompt(model, cases):

@@ -1,19 +1,22 @@
 """``irminsul fidelity``: choose tasks and paths, measure, report."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from irminsul.engine.loading import load_model, load_tokenizer
+from irminsul.engine.config import ModelConfig
+from irminsul.engine.loading import load_tokenizer
 from irminsul.errors import InputError
-from irminsul.fidelity.measure import CaseResult, Harness
+from irminsul.fidelity.measure import CaseResult
 from irminsul.fidelity.paths import PATHS, QUICK_PATHS, shipped_path
 from irminsul.fidelity.report import NOISE_LIMIT, RunRecord, case_progress, print_report, report_of, write_json
 from irminsul.fidelity.tasks import QUICK_TASKS, TASKS, Draft, Task
+from irminsul.fidelity.workers import Setup, Work, measure_in_workers, threads_of_each
 from irminsul.machine import describe_machine
 from irminsul.output_files import require_writable
 from irminsul.registry import MATCHERS
@@ -35,6 +38,7 @@ def fidelity_command(
     matcher: str = "winnow64",
     device: str = "cpu",
     dtype: str = "float32",
+    jobs: int = 1,
     json_path: Path | None = None,
     console: Console | None = None,
     progress: Console | None = None,
@@ -54,61 +58,64 @@ def fidelity_command(
         matcher: which matcher finds the runs.
         device: cpu or cuda.
         dtype: of weights and rows.
+        jobs: processes that measure, each with its own model; no more than there are cases are started.
         json_path: where to write the report.
         console: where to print it; standard output by default.
         progress: where to show progress; standard error by default.
 
     Raises:
-        InputError: an unknown name, a model, device or file that cannot be used, or no task that fits the model.
+        InputError: an unknown name, no job, a model, device or file that cannot be used, or no task that fits the
+            model.
+        IrminsulError: a process of several failed.
     """
     started = time.perf_counter()
     chosen_tasks = choose("task", TASKS, tasks, QUICK_TASKS if quick else tuple(TASKS))
     chosen_paths = choose("path", PATHS, paths, QUICK_PATHS if quick else tuple(PATHS), always=(shipped_path(),))
     if matcher not in MATCHERS:
         raise InputError(f"unknown matcher {matcher!r}; valid matchers: {', '.join(MATCHERS)}")
+    if jobs < 1:
+        raise InputError(f"--jobs must be at least 1, not {jobs}")
     if json_path is not None:
         require_writable(json_path)
     tokenizer = load_tokenizer(checkpoint)
-    model = load_model(checkpoint, device=device, dtype=dtype)
-    context = model.config.max_position_embeddings
+    context = ModelConfig.from_checkpoint(checkpoint).max_position_embeddings
     fitting, left_out = _fitting(chosen_tasks, context, quick=quick, named=tasks is not None)
     draft = Draft(tokenizer)
-    harness = Harness(
-        model,
-        lambda token_ids: str(tokenizer.decode(token_ids)),
-        matcher=matcher,
-        special_tokens=tuple(tokenizer.all_special_ids),
-    )
+    setup = Setup(checkpoint, device, dtype, matcher, tuple(chosen_paths))
     count = n or (QUICK_CASES if quick else CASES)
-
     total = count * len(fitting)
-    record = RunRecord(
-        model=checkpoint.name,
-        machine=str(describe_machine(device, dtype)),
-        noise_limit=NOISE_LIMIT[dtype],
-        prompt_form=draft.form,
-        matcher=matcher,
-        seed=seed,
-        quick=quick,
-        n=count,
-        complete=False,
-        default_path=shipped_path(),
-        left_out=left_out,
-        paths={path.name: path.about for path in chosen_paths},
-        path_matchers={path.name: path.matcher for path in chosen_paths if path.matcher is not None},
-        task_descriptions={task.name: task.about for task in fitting},
-        seconds=0.0,
-    )
+    jobs = min(jobs, total)
     results: list[CaseResult] = []
     try:
-        with case_progress(progress or Console(stderr=True), total) as report_case:
-            for task in fitting:
-                for number, case in enumerate(task.cases(draft, count, seed, quick=quick)):
-                    results.append(harness.measure(task.name, number, case, chosen_paths, task.max_tokens))
-                    report_case(results[-1])
+        with (
+            case_progress(progress or Console(stderr=True), total) as report_case,
+            closing(_measured(setup, draft, fitting, count, seed, quick=quick, jobs=jobs)) as measured,
+        ):
+            for result in measured:
+                results.append(result)
+                report_case(result)
     finally:
         if results:
-            record = replace(record, complete=len(results) == total, seconds=time.perf_counter() - started)
+            tables = [task.name for task in fitting]
+            results.sort(key=lambda result: (tables.index(result.task), result.number))
+            record = RunRecord(
+                model=checkpoint.name,
+                machine=str(replace(describe_machine(device, dtype), threads=threads_of_each(jobs))),
+                noise_limit=NOISE_LIMIT[dtype],
+                prompt_form=draft.form,
+                matcher=matcher,
+                seed=seed,
+                quick=quick,
+                n=count,
+                complete=len(results) == total,
+                default_path=shipped_path(),
+                left_out=left_out,
+                paths={path.name: path.about for path in chosen_paths},
+                path_matchers={path.name: path.matcher for path in chosen_paths if path.matcher is not None},
+                task_descriptions={task.name: task.about for task in fitting},
+                seconds=time.perf_counter() - started,
+                jobs=jobs,
+            )
             report = report_of(results, record)
             print_report(console or Console(), report)
             if json_path is not None:
@@ -140,3 +147,23 @@ def _fitting(tasks: Sequence[Task], context: int, *, quick: bool, named: bool) -
             f"this model's context is {context} tokens, too short for {', '.join(left_out)}; choose with --tasks"
         )
     return fitting, left_out
+
+
+def _measured(
+    setup: Setup, draft: Draft, tasks: Sequence[Task], n: int, seed: int, *, quick: bool, jobs: int
+) -> Generator[CaseResult]:
+    """Measure ``n`` cases of each task; several processes begin with the longest, so that they end together."""
+    if jobs > 1:
+        longest_first = sorted(tasks, key=lambda task: -task.sized(quick=quick))
+        yield from measure_in_workers(setup, _work(draft, longest_first, n, seed, quick=quick), jobs)
+    else:
+        harness = setup.harness()
+        for work in _work(draft, tasks, n, seed, quick=quick):
+            yield work.measure(harness, setup)
+
+
+def _work(draft: Draft, tasks: Sequence[Task], n: int, seed: int, *, quick: bool) -> Iterator[Work]:
+    """Draw the cases, a task at a time."""
+    for task in tasks:
+        for number, case in enumerate(task.cases(draft, n, seed, quick=quick)):
+            yield Work(task.name, number, case, task.max_tokens)

@@ -109,7 +109,8 @@ class Harness:
                 f"{self._model.config.max_position_embeddings}"
             )
         prompt, middle = _array(case.prompt), _array(case.middle)
-        rows = self._rows(case, paths, max_tokens)
+        slots = self._slots_wanted(case, paths, max_tokens)
+        rows = self._rows(slots, paths)
         for donor in case.donors:
             rows.publish(_array(donor))
         mark = rows.used
@@ -117,7 +118,7 @@ class Harness:
         rows.used = mark
         forced = np.concatenate([prompt, reference.continuation])
         results = {FULL: self._result(case, reference, reference.plan, reference.logits_KV, reference.continuation)}
-        for group in _groups(rows, paths, len(prompt), len(middle), max_tokens, self._pool_LSW.shape[1]):
+        for group in _groups(rows, paths, len(prompt), len(middle), max_tokens, slots):
             placed = [
                 rows.place(path, prompt, session_end=case.session_end, middle=middle, extra=max_tokens)
                 for path in group
@@ -129,12 +130,19 @@ class Harness:
             rows.used = mark
         return CaseResult(task, number, case.note, results)
 
-    def _rows(self, case: Case, paths: Sequence[Path], max_tokens: int) -> RowCache:
-        """Return caches over the pool, which grows if it is too small for one path of this case."""
-        matchers = [path.matcher for path in paths if path.matcher is not None]
+    def _slots_wanted(self, case: Case, paths: Sequence[Path], max_tokens: int) -> int:
+        """Return the slots for all paths of a case, or for as many as the budget holds, at least one.
+
+        Not the size of the pool, which earlier cases may have made larger: what is computed together decides the order
+        of sums, and a case's result must not depend on the cases before it.
+        """
         donors = sum(map(len, case.donors))
         one = len(case.prompt) + len(case.middle) + max_tokens
-        wanted = donors + max(one, min(len(paths) * one, self._pool_slots - donors))
+        return donors + max(one, min(len(paths) * one, self._pool_slots - donors))
+
+    def _rows(self, wanted: int, paths: Sequence[Path]) -> RowCache:
+        """Return caches over the pool, which grows if it is smaller than wanted."""
+        matchers = [path.matcher for path in paths if path.matcher is not None]
         if self._pool_LSW.shape[1] < wanted:
             self._pool_LSW = self._model.new_pool(0)  # the old one is freed before the new one is made
             self._pool_LSW = self._model.new_pool(wanted)

@@ -88,6 +88,8 @@ class RunRecord:
     """Matchers of the paths that name one."""
     task_descriptions: dict[str, str]
     seconds: float
+    jobs: int = 1
+    """Processes that measured; a file that does not say comes from one."""
 
 
 @dataclass(frozen=True)
@@ -339,9 +341,10 @@ def _list(items: Sequence[str]) -> str:
 def _run_line(report: Mapping[str, Any]) -> str:
     run = report["run"]
     left_out = f" Left out because they need a longer context: {_list(run['left_out'])}." if run["left_out"] else ""
+    processes = f" in {run['jobs']} processes" if run["jobs"] > 1 else ""
     return (
         f"{'' if run['complete'] else 'INCOMPLETE: the run ended before all cases were measured. '}"
         f"Model {run['model']}, {run['machine']}; conversations as {run['prompt_form']}; matcher {run['matcher']}, "
-        f"seed {run['seed']}{', quick' if run['quick'] else ''}, {run['seconds']:,.0f} s. "
+        f"seed {run['seed']}{', quick' if run['quick'] else ''}, {run['seconds']:,.0f} s{processes}. "
         f"At the time of measurement the engine's default planned like {run['default_path']}.{left_out}"
     )
