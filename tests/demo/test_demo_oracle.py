@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irminsul.demo.oracle import Oracle
+from irminsul.plan import ReusePolicy
 
 TEXT = list(range(1000, 1200))
 NEW = list(range(200))
@@ -11,21 +12,22 @@ NEW = list(range(200))
 def test_moved_text_is_reusable_but_for_its_last_token():
     oracle = Oracle()
     oracle.remember("a", TEXT)
-    assert oracle.reusable("a", [*NEW[:40], *TEXT], prefix=0) == len(TEXT) - 1
-    assert oracle.reusable("a", [*NEW[:40], *TEXT, *NEW[40:45]], prefix=0) == len(TEXT)
+    assert oracle.reusable("a", [*NEW[:70], *TEXT], prefix=0) == len(TEXT) - 1
+    assert oracle.reusable("a", [*NEW[:70], *TEXT, *NEW[70:75]], prefix=0) == len(TEXT)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(63, 0), (64, 64), (65, 65)])
 def test_runs_count_from_64_tokens(length, expected):
     oracle = Oracle()
     oracle.remember("a", TEXT)
-    assert oracle.reusable("a", [*NEW[:40], *TEXT[10 : 10 + length], *NEW[40:50]], prefix=0) == expected
+    assert oracle.reusable("a", [*NEW[:70], *TEXT[10 : 10 + length], *NEW[70:80]], prefix=0) == expected
 
 
-def test_the_first_32_positions_never_count():
+def test_positions_of_the_engines_carve_out_never_count():
+    carve_out = ReusePolicy().carve_out
     oracle = Oracle()
     oracle.remember("a", TEXT)
-    assert oracle.reusable("a", [*NEW[:10], *TEXT[:100], *NEW[10:20]], prefix=0) == 100 - 22
+    assert oracle.reusable("a", [*NEW[:10], *TEXT[:100], *NEW[10:20]], prefix=0) == 100 - (carve_out - 10)
 
 
 def test_only_what_lies_beyond_the_prefix_counts_even_if_the_run_begins_before():
@@ -39,7 +41,7 @@ def test_only_what_lies_beyond_the_prefix_counts_even_if_the_run_begins_before()
 def test_namespaces_and_the_prompt_itself_are_no_source():
     oracle = Oracle()
     oracle.remember("a", TEXT)
-    twice = [*NEW[:40], *TEXT[:80], *NEW[40:50], *TEXT[:80], 1]
+    twice = [*NEW[:70], *TEXT[:80], *NEW[70:80], *TEXT[:80], 1]
     assert oracle.reusable("b", twice, prefix=0) == 0
     assert oracle.reusable("a", twice, prefix=0) == 160
 
@@ -48,7 +50,7 @@ def test_texts_are_not_joined():
     oracle = Oracle()
     oracle.remember("a", TEXT[:60])
     oracle.remember("a", TEXT[60:120])
-    assert oracle.reusable("a", [*NEW[:40], *TEXT[:120], 1], prefix=0) == 0
+    assert oracle.reusable("a", [*NEW[:70], *TEXT[:120], 1], prefix=0) == 0
 
 
 tokens = st.lists(st.integers(0, 2), max_size=24)

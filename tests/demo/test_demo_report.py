@@ -77,6 +77,14 @@ def test_left_out_calls_are_said(console):
     assert "Calls left out because their prompts are longer than this model takes: 7." in printed(console)
 
 
+def test_the_prefix_tokens_of_both_engines_are_said(console):
+    caching = Usage(2000, 900, 0, 0, 1100, 1, 0, 0.0, 0.0, 0.0)
+    live = Usage(2000, 700, 200, 800, 300, 1, 0, 0.0, 0.0, 0.0)
+    report = DemoReport((RequestResult("turns", 2, caching, live, 1000, 2.0, 1.0, True, 0.0),), 0, MACHINE)
+    said = "Prefix caching alone had 900 tokens of prefix, all lossless; irminsul 700 lossless and 200 approximate."
+    assert said in notes(report)
+
+
 def test_a_terminal_shows_a_bar_with_the_latest_result():
     terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
     with live_progress(terminal, 2) as progress:

@@ -5,7 +5,8 @@ or output of an earlier request of the same namespace. The tail begins where the
 prefix caching alone measured it; a run may begin before. Two kinds of token never count, because every plan computes
 them: those at absolute positions below ``carve_out`` and the last one of the prompt.
 
-Nothing of the matcher is used here, so that the two can disagree.
+An engine recovers less where a run begins behind a shifted hit, whose rows are never copied again, and where the piece
+of a run that is left is shorter than ``min_run``. Nothing of the matcher is used here, so that the two can disagree.
 """
 
 from collections import defaultdict
@@ -13,8 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MIN_RUN = 64
-CARVE_OUT = 32
+from irminsul.plan import ReusePolicy
+
+_ENGINE = ReusePolicy()
+"""What the engine does by default; counted with other lengths, tokens would seem to be missing."""
 
 
 class Oracle:
@@ -25,7 +28,7 @@ class Oracle:
         carve_out: positions below this never count.
     """
 
-    def __init__(self, *, min_run: int = MIN_RUN, carve_out: int = CARVE_OUT) -> None:
+    def __init__(self, *, min_run: int = _ENGINE.min_run, carve_out: int = _ENGINE.carve_out) -> None:
         self._min_run = min_run
         self._carve_out = carve_out
         self._seen: defaultdict[str, set[bytes]] = defaultdict(set)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from irminsul.demo.results import DemoReport, RequestResult, Row
+from irminsul.plan import ReusePolicy
 from irminsul.progress import progress_bar
 
 _NOT_MEASURED = "-"
@@ -18,10 +19,14 @@ _APPROXIMATE = (
     "the rows were computed behind other text."
 )
 _WARM = (
-    "TTFT (median), agreement and KL are over all requests but the first of each scenario, which is cold in both. "
-    "KL is KL(prefix caching || irminsul) in nats."
+    "Tokens are of all requests; TTFT (median), agreement and KL of all but the first of each scenario, which is cold in "
+    "both. KL is KL(prefix caching || irminsul) of the first token's distribution, in nats."
 )
-_ORACLE = "Oracle: tokens beyond the exact prefix in runs of 64 or more that an earlier request of the scenario held."
+_ORACLE = (
+    f"Oracle: tokens beyond the exact prefix, from position {ReusePolicy().carve_out} on, in runs of "
+    f"{ReusePolicy().min_run} or more that an earlier request of the scenario held. Not recovered are runs that begin "
+    "behind shifted rows, which are never copied again, and shorter pieces that are left of a run."
+)
 
 _COLUMNS = (
     "requests",
@@ -97,7 +102,14 @@ def _format(value: float | None, form: str) -> str:
 
 def notes(report: DemoReport) -> list[str]:
     """Return the sentences that belong under the table."""
-    lines = [_APPROXIMATE, _WARM, _ORACLE]
+    lines = [_APPROXIMATE, _prefix_note(report.totals), _WARM, _ORACLE]
     if report.skipped:
         lines.append(f"Calls left out because their prompts are longer than this model takes: {report.skipped}.")
     return [*lines, f"Machine: {report.machine}."]
+
+
+def _prefix_note(totals: Row) -> str:
+    return (
+        f"Prefix caching alone had {totals.prefix_only:,} tokens of prefix, all lossless; irminsul {totals.prefix:,} "
+        f"lossless and {totals.approximate_prefix:,} approximate."
+    )
