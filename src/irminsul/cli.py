@@ -1,4 +1,4 @@
-"""The command line: ``irminsul serve | demo | fidelity | analyze | patterns | reproduce | model build | marker``.
+"""The command line: ``irminsul serve | demo | fidelity | analyze | patterns | reproduce | doctor | model | marker``.
 
 Commands import what they need when they run, so that the base install (no torch) can show help and refuse politely.
 """
@@ -46,6 +46,7 @@ _PATHS = (
     "prefix, naive, shifted, shifted-w8, shifted-w16, shifted-w32, shifted-w64, shifted-carve0, shifted-carve64, "
     "shifted-carve128, shifted-run32, shifted-run128, shifted-run256, shifted-run512, derived, chained, control"
 )
+_BUILT_IN = ("smollm2-mla", "smollm2-lossless")
 _MATCHERS = "fixed128, cdc, cdc_s1, anchored, anchored_s1, winnow32, winnow64, winnow128"
 
 
@@ -268,6 +269,27 @@ def reproduce(
         shown_as=checkpoint,
         tell=typer.echo,
     )
+
+
+@app.command()
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(help="A checkpoint directory, a name that SGLang understands, or the name of a built-in model."),
+    ],
+    flags: Annotated[list[str] | None, typer.Argument(help="Flags of sglang serve, behind --.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,  # noqa: FBT002
+) -> None:
+    """Say whether SGLang would serve a model with irminsul here, and why not; exit status 1 if anything is refused.
+
+    Starts no server and loads no weights. What SGLang itself decides while it starts is not checked.
+    """
+    module = _need("irminsul.sglang.doctor")
+    path = str(_checkpoint(model)) if model in _BUILT_IN and not Path(model).is_dir() else model
+    checks = module.examine(path, flags or [])
+    typer.echo(module.as_json(path, flags or [], checks) if json else module.as_text(checks))
+    if not module.works(checks):
+        raise typer.Exit(1)
 
 
 @model_app.command("build")

@@ -2,11 +2,14 @@
 
 Default deny: an option whose value is not in its row's set, a model that is not listed, or an SGLang whose surface
 differs is refused with a sentence that names it. The last column says why, or where it was shown.
+
+``python -m irminsul.sglang.support`` writes the tables as docs/sglang-support.md.
 """
 
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -34,8 +37,15 @@ class Option:
         """As on a command line."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values allowed, as on a command line."""
+        shown = ("not given" if value is None or value is False else str(value) for value in self.allowed)
+        return tuple(dict.fromkeys(shown))
+
 
 OFF = (None, False)
+_DP_ATTENTION = "ranks agree on token counts before a batch is split; replicas by --dp-size are separate servers"
 OPTIONS: tuple[Option, ...] = (
     Option("speculative_algorithm", OFF, "draft rows would not be moved with the target's"),
     Option("disaggregation_mode", ("null",), "the decode server would receive approximate rows as if exact"),
@@ -48,13 +58,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("enable_page_major_kv_layout", (False,), "rows of a layer are not one tensor"),
     Option("enable_kv_cache_sharding", (False,), "a rank holds only a part of the rows"),
     Option("pp_size", (1,), "stages plan at different times; not shown to agree"),
+    Option("nnodes", (1,), "not tried across machines"),
     Option("dcp_size", (1,), "a rank holds only a part of the rows"),
     Option("attn_cp_size", (1,), "a rank computes only a part of a gap"),
-    Option(
-        "enable_dp_attention",
-        (False,),
-        "ranks agree on token counts before a batch is split; replicas by --dp-size are separate servers and work",
-    ),
+    Option("enable_dp_attention", (False,), _DP_ATTENTION),
+    Option("attn_dp_size", (1,), _DP_ATTENTION),
     Option("enable_two_batch_overlap", (False,), "it splits a batch by itself"),
     Option("enable_pdmux", (False,), "it splits a prefill by layers"),
     Option("enable_streaming_session", (False,), "a session's rows are not in the tree"),
@@ -79,10 +87,20 @@ class Support(StrEnum):
     """How far a model has been shown to work."""
 
     SHOWN = "shown"
-    """Served with trained weights on a GPU; results in docs/sglang.md."""
     SHAPE = "shape"
-    """Its attention form is that of a model shown; its own weights were not tried."""
     REFUSED = "refused"
+
+    @property
+    def meaning(self) -> str:
+        """In words."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Support.SHOWN: "a model of this class was served with trained weights on a GPU",
+    Support.SHAPE: "its attention has the form of a model that was shown; its own weights were not tried",
+    Support.REFUSED: "the server does not start",
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +114,12 @@ class Architecture:
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    Architecture("DeepseekV2ForCausalLM", "smollm2-mla, DeepSeek-V2, DeepSeek-V2-Lite", Support.SHOWN),
+    Architecture(
+        "DeepseekV2ForCausalLM",
+        "smollm2-mla, DeepSeek-V2, DeepSeek-V2-Lite",
+        Support.SHOWN,
+        "smollm2-mla with its trained weights, DeepSeek-V2-Lite's shape with random ones",
+    ),
     Architecture("DeepseekV3ForCausalLM", "DeepSeek-V3, R1, V3.1, Kimi-K2, Moonlight, JoyAI-LLM-Flash", Support.SHAPE),
     Architecture("Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", Support.SHAPE),
     Architecture("LongcatFlashForCausalLM", "LongCat-Flash", Support.SHAPE, "two attentions a layer"),
@@ -111,6 +134,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "MiniCPM3ForCausalLM", "MiniCPM3", Support.REFUSED, "longrope changes its frequencies with the length"
     ),
 )
+_KNOWN = {architecture.name: architecture for architecture in ARCHITECTURES}
+ROPE_TYPES = ("default", "yarn", "deepseek_yarn", "linear")
 
 
 def check_version(found: str, *, force: bool) -> None:
@@ -145,31 +170,131 @@ def check_server(server_args: Any, model_config: Any) -> None:  # SGLang's own
 
 def problems(server_args: Any, hf_config: Any) -> Iterator[str]:
     """Yield a sentence for each option and model property that is refused."""
+    yield from option_problems(server_args)
+    yield from model_problems(hf_config)
+
+
+def option_problems(server_args: Any) -> Iterator[str]:
+    """Yield a sentence for each option that is refused."""
     for option in OPTIONS:
         value = getattr(server_args, option.name, _MISSING)
         if value is _MISSING:
             yield f"this SGLang has no {option.flag}: its flags differ from those of {TESTED_VERSION}"
         elif not option.allows(value):
-            allowed = ", ".join(repr(choice) for choice in option.allowed)
+            allowed = ", ".join(option.choices)
             yield f"{option.flag} {value!r} is not supported: {option.reason}; supported: {allowed}"
-    yield from model_problems(hf_config)
+
+
+def architecture_of(hf_config: Any) -> Architecture | None:  # transformers' PretrainedConfig
+    """Return the row of a config's model class, or None if it is not listed."""
+    return _KNOWN.get(_class_name(hf_config))
+
+
+def _class_name(hf_config: Any) -> str:
+    return next(iter(getattr(hf_config, "architectures", None) or ()), "(none)")
 
 
 def model_problems(hf_config: Any) -> Iterator[str]:  # transformers' PretrainedConfig
     """Yield a sentence for each property of a model that is refused."""
-    names = getattr(hf_config, "architectures", None) or ["(none)"]
-    known = {architecture.name: architecture for architecture in ARCHITECTURES}
-    found = known.get(names[0])
+    found = architecture_of(hf_config)
     if found is None:
-        supported = ", ".join(known[name].name for name in known if known[name].support is not Support.REFUSED)
-        yield f"model class {names[0]} has not been shown to work; supported: {supported}"
+        supported = ", ".join(row.name for row in ARCHITECTURES if row.support is not Support.REFUSED)
+        yield f"model class {_class_name(hf_config)} has not been shown to work; supported: {supported}"
     elif found.support is Support.REFUSED:
         yield f"{found.models} ({found.name}) is not supported: {found.note}"
     if getattr(hf_config, "index_topk", None):
         yield "sparse attention (DSA) is not supported: its index keys cannot be turned in place"
     scaling = getattr(hf_config, "rope_scaling", None) or getattr(hf_config, "rope_parameters", None) or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ("default", "yarn", "deepseek_yarn", "linear"):
+    if kind not in ROPE_TYPES:
         yield f"rope type {kind!r} is not supported: its frequencies change with the length of the sequence"
     if getattr(hf_config, "qk_rope_head_dim", 1) == 0 or getattr(hf_config, "mla_use_nope", False):
         yield "NoPE models are not supported: their keys are not turned"
+
+
+_DOCUMENT = """\
+# What works with SGLang
+
+Made by `python -m irminsul.sglang.support` from the table that the server itself obeys. SGLang {version}; another
+release is refused unless `force_version` is set. A model class, or a value of a flag, that is not listed here is
+refused when the server starts, with a sentence that names it. `irminsul doctor MODEL -- FLAGS` (flags of
+`sglang serve`) says beforehand what would be refused, except for values that SGLang chooses by itself while it starts.
+
+## Models
+
+{meanings}
+
+{models}
+
+Whatever the model class: rotary types {rope_types} only;
+no sparse attention (DSA), no NoPE; rows that are plain bfloat16, float16 or float32. At start a self-test compares moved
+rows of layer 0 with computed ones.
+
+## Options
+
+Flags that are not in this table are not looked at.
+
+{options}
+
+## Several GPUs and machines
+
+{placements}
+"""
+
+_PLACEMENTS = (
+    (
+        "tensor parallel (`--tp-size`)",
+        "allowed, not yet run on two GPUs",
+        (
+            "Every rank holds all rows and plans by itself, from equal state: the same requests in the same order, and "
+            "an index whose seed the first rank draws and broadcasts. Each rank copies its own rows."
+        ),
+    ),
+    (
+        "replicas (`--dp-size`)",
+        "allowed, not yet run on two GPUs",
+        (
+            "Separate servers behind one address, each with its own tree and index: what one has read is found only by "
+            "requests that come to the same one."
+        ),
+    ),
+    (
+        "DP attention (`--attn-dp-size`, `--enable-dp-attention`)",
+        "refused",
+        "Ranks agree on token counts before a batch is split into gaps.",
+    ),
+    (
+        "context parallel (`--attn-cp-size`, `--dcp-size`)",
+        "refused",
+        "A rank has only a part of the rows, or of a gap.",
+    ),
+    ("pipeline parallel (`--pp-size`)", "refused", "Stages plan at different times; not shown to agree."),
+    ("several machines (`--nnodes`)", "refused", "Not tried."),
+)
+
+
+def markdown() -> str:
+    """Return the document: which models and options are supported, and what holds for several GPUs."""
+    return _DOCUMENT.format(
+        version=TESTED_VERSION,
+        meanings="\n".join(f"* **{support.value}**: {support.meaning}." for support in Support),
+        models=_table(
+            ("class", "models", "support", "note"),
+            ((f"`{row.name}`", row.models, row.support.value, row.note) for row in ARCHITECTURES),
+        ),
+        rope_types=", ".join(f"`{kind}`" for kind in ROPE_TYPES),
+        options=_table(
+            ("flag", "values", "why no other"),
+            ((f"`{option.flag}`", ", ".join(option.choices), option.reason) for option in OPTIONS),
+        ),
+        placements=_table(("placement", "state", "what holds"), _PLACEMENTS),
+    )
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())
