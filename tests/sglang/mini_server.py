@@ -158,9 +158,7 @@ class MiniServer:
 
     def _write(self, rows):
         """Compute the rows of a batch: token and turned position."""
-        positions = torch.cat(
-            [torch.arange(a, a + n) for a, n in zip(rows.prefix_lens, rows.extend_lens, strict=True)]
-        )
+        positions = torch.cat([torch.arange(a, a + n) for a, n in zip(rows.prefix_lens, rows.extend_lens, strict=True)])
         for layer, buffer in enumerate(self.pool.kv_buffer):
             buffer[rows.out_cache_loc, 0] = self.row(rows.input_ids, positions, layer)
 

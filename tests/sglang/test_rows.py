@@ -131,6 +131,14 @@ def test_a_full_pool_serves_without_a_plan(make):
     server.check_identity()
 
 
+def test_a_wrong_setting_ends_the_server_with_a_sentence(published, monkeypatch):
+    from irminsul.sglang.plugin import build_cache
+
+    monkeypatch.setenv("IRMINSUL_SGLANG_MIN_RUNS", "64")
+    with pytest.raises(RuntimeError, match="irminsul: IRMINSUL_SGLANG_MIN_RUNS: unknown setting 'min_runs'; valid"):
+        build_cache(None)
+
+
 def test_flush_forgets_donors(make):
     server = make()
     server.serve(text(1, 100) + text(2, 400))
@@ -147,32 +155,36 @@ def test_ten_thousand_random_operations(make, page_size):
     server = make(slots=3072, page_size=page_size, chunk=192)
     passages = [text(seed, rng.randrange(70, 300)) for seed in range(12)]
     histories = []
-    for operation in range(2500):
-        kind = rng.random()
-        if kind < 0.35 and len(server.waiting) < 4:
-            if histories and rng.random() < 0.4:
-                tokens = rng.choice(histories) + text(rng.random(), rng.randrange(1, 30))
-            else:
-                tokens = text(rng.random(), rng.randrange(1, 90))
-                for passage in rng.sample(passages, rng.randrange(1, 4)):
-                    tokens = tokens + passage + text(rng.random(), rng.randrange(0, 20))
-            scope = rng.choice([{}, {}, {}, {"cache_salt": "s"}, {"extra_key": "k"}])
-            server.submit(tokens[:1000], output=rng.randrange(1, 12), **scope)
-        elif kind < 0.7:
+    for _ in range(2500):
+        choice = rng.choices(["submit", "step", "finish", "abort", "flush"], [35, 35, 20, 7, 3])[0]
+        if choice == "submit" and len(server.waiting) < 4:
+            submit(server, rng, passages, histories)
+        elif choice == "step":
             server.step()
-        elif kind < 0.9 and server.running:
+        elif choice == "finish" and server.running:
             req = rng.choice(server.running)
             server.finish(req)
             histories = [*histories, list(req.full_untruncated_fill_ids)][-8:]
-        elif kind < 0.97:
-            everyone = [*server.waiting, *server.running] + ([server.chunked] if server.chunked else [])
+        elif choice == "abort":
+            everyone = [*server.waiting, *server.running, *([server.chunked] if server.chunked else [])]
             if everyone:
                 server.abort(rng.choice(everyone))
-        elif not server.running and server.chunked is None:
+        elif choice == "flush" and not server.running and server.chunked is None:
             server.flush()
         server.check_identity()
         if len(server.running) > 4:
             server.finish(server.running[0])
-    shifted = sum(step.shifted for step in server.counted)
-    assert shifted > 10_000, shifted
+    assert sum(step.shifted for step in server.counted) > 10_000
     assert sum(step.history for step in server.counted) > 1000
+
+
+def submit(server, rng, passages, histories):
+    """Send a session's next turn, or passages in some order."""
+    if histories and rng.random() < 0.4:
+        tokens = rng.choice(histories) + text(rng.random(), rng.randrange(1, 30))
+    else:
+        tokens = text(rng.random(), rng.randrange(1, 90))
+        for passage in rng.sample(passages, rng.randrange(1, 4)):
+            tokens = tokens + passage + text(rng.random(), rng.randrange(0, 20))
+    scope = rng.choice([{}, {}, {}, {"cache_salt": "s"}, {"extra_key": "k"}])
+    server.submit(tokens[:1000], output=rng.randrange(1, 12), **scope)
