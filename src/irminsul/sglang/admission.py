@@ -72,6 +72,11 @@ class Planner:
             self._cache.unlock(lock)
         plan.locks.clear()
 
+    def settle(self) -> None:
+        """Bring the index up to date while the GPU is busy, so that the next search need not."""
+        if self._cache.donors is not None:
+            self._cache.donors.settle(wait=False)
+
     def admit(self, adder: PrefillAdder, req: Any, run: Callable[[], Any], *, first: bool) -> Any:
         """Let SGLang admit a request, charging it for computed tokens only.
 
@@ -82,6 +87,8 @@ class Planner:
             first: False if the request continues after a prefill chunk.
         """
         state = self._cache.state_of(req)
+        if (left := self.take(req.rid)) is not None:
+            self.close(left)  # admitted before, and never run
         if first:
             if state.derived_from is not None and req.prefix_len <= state.derived_from:
                 state.derived_from = None  # SGLang took less of the match than was offered

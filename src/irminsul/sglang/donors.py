@@ -89,12 +89,15 @@ class DonorIndex:
         self.settle()
         return self.registry.find(namespace, tokens, start)
 
-    def settle(self) -> None:
-        """Apply every queued change."""
+    def settle(self, *, wait: bool = True) -> None:
+        """Apply queued changes in order: all of them, or those whose slots have reached the host."""
         while self._queue:
-            host, copied, apply = self._queue.popleft()
+            host, copied, apply = self._queue[0]
             if copied is not None:
+                if not wait and not copied.query():
+                    return
                 copied.synchronize()
+            self._queue.popleft()
             apply(host.numpy())
 
     def path_to(self, run: Run) -> DonorPath | None:

@@ -141,15 +141,15 @@ class Splitter:
         return forward_batch
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """Run a forward, and let its batch speak of requests behind it."""
+        """Launch a forward, and let its batch speak of requests behind it."""
         self.current = getattr(forward_batch, "irminsul", None)
-        if self.current is None:
-            return forward()
         try:
             return forward()
         finally:
-            self.current.restore(forward_batch)
-            self.current = None
+            if self.current is not None:
+                self.current.restore(forward_batch)
+                self.current = None
+            self._planner.settle()
 
     def _copy_rows(self, batch: Any, plans: Sequence[OpenPlan | None]) -> None:
         """Launch the copy of all reused rows of a batch, then unlock their donors."""
