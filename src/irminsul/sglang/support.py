@@ -227,8 +227,8 @@ refused when the server starts, with a sentence that names it. `irminsul doctor 
 {models}
 
 Whatever the model class: rotary types {rope_types} only;
-no sparse attention (DSA), no NoPE; rows that are plain bfloat16, float16 or float32. At start a self-test compares moved
-rows of layer 0 with computed ones.
+no sparse attention (DSA), no NoPE; rows that are plain bfloat16, float16 or float32. At start a self-test compares
+moved rows of layer 0 with computed ones.
 
 ## Options
 
