@@ -97,7 +97,7 @@ class Support(StrEnum):
 
 
 _MEANINGS = {
-    Support.SHOWN: "a model of this class was served with trained weights on a GPU",
+    Support.SHOWN: "a model of this class was served with trained weights on a GPU (docs/sglang.md)",
     Support.SHAPE: "its attention has the form of a model that was shown; its own weights were not tried",
     Support.REFUSED: "the server does not start",
 }
