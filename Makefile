@@ -5,15 +5,20 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SGLANG := $(VENV)/sglang
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-core test-sglang check bench clean
 
 demo: $(READY)
 	$(BIN)/irminsul model build smollm2-mla
 	$(BIN)/irminsul demo
 
-# SGLang's own classes and its server run on a CPU too; they lie in a folder that no other test sees.
 test: $(READY) $(SGLANG)/.ready
+	$(MAKE) --jobs 2 --output-sync test-core test-sglang
+
+test-core: $(READY)
 	$(BIN)/python -m pytest --ignore tests/sglang
+
+# SGLang's own classes and its server run on a CPU too; they lie in a folder that no other test sees.
+test-sglang: $(READY) $(SGLANG)/.ready
 	PYTHONPATH=$(SGLANG):tests/sglang/host $(BIN)/python -m pytest tests/sglang
 
 check: $(READY)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -48,7 +50,7 @@ def checkpoint(tmp_path_factory):
     return built, folder
 
 
-def start(checkpoint, log, *flags):
+def start(checkpoint, log, *flags, **environment):
     """Start a server; return the process and its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -59,28 +61,43 @@ def start(checkpoint, log, *flags):
     command += ["--max-total-tokens", "4000", "--radix-cache-backend", "irminsul", *flags]
     path = os.pathsep.join([str(HOST), *sys.path, str(SOURCE)])
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "IRMINSUL_SGLANG_ROW_KERNEL": "reference"}
-    process = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=os.environ | own)
+    process = subprocess.Popen(
+        command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=os.environ | own | environment
+    )
     return process, f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def serving(checkpoint, log, *flags, **environment):
+    """A server that answers; yields a client."""
+    process, address = start(checkpoint, log, *flags, **environment)
+    try:
+        with httpx.Client(base_url=address, timeout=120) as client:
+            deadline = time.monotonic() + START_LIMIT_S
+            while not answers(client):
+                assert process.poll() is None, log.read_text()[-4000:]
+                assert time.monotonic() < deadline, log.read_text()[-4000:]
+                time.sleep(0.5)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def answers(client):
+    """Say whether a server is up."""
+    try:
+        return client.get("/health").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
 
 
 @pytest.fixture(scope="module")
 def server(checkpoint, tmp_path_factory):
     """A running server."""
     log = tmp_path_factory.mktemp("server") / "log"
-    process, address = start(checkpoint[1], log, "--enable-metrics", "--enable-cache-report")
-    with httpx.Client(base_url=address, timeout=120) as client:
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < deadline, log.read_text()[-4000:]
-            try:
-                if client.get("/health").status_code == httpx.codes.OK:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.5)
+    with serving(checkpoint[1], log, "--enable-metrics", "--enable-cache-report") as client:
         yield client
-    process.terminate()
-    process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +171,22 @@ def test_metrics_stand_beside_sglangs(server):
     for name in ("prefix", "history", "shifted", "computed"):
         assert f'token_class="{name}"' in text
     assert "sglang:" in text
+
+
+def test_two_ranks_take_the_same_plans(tiny_checkpoint, tmp_path):
+    rng = random.Random(0)
+    passage = [rng.randrange(3, 997) for _ in range(300)]
+    flags = ("--tp-size", "2", "--load-format", "dummy", "--skip-tokenizer-init", "--context-length", "4096")
+    # SGLang itself ends the server if its ranks disagree on a plan.
+    checked = {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    log = tmp_path / "log"
+    with serving(tiny_checkpoint, log, *flags, **checked) as client:
+        for head in (100, 130, 70):
+            prompt = [rng.randrange(3, 997) for _ in range(head)] + passage
+            asked = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 2}}
+            (found,) = client.post("/generate", json=asked).json()["meta_info"]["irminsul"]
+        assert found["shifted_tokens"] == len(passage) - 1
+    assert log.read_text().count("Rank consensus checker is enabled") == 2
 
 
 def test_a_refused_flag_ends_the_server_with_a_sentence(checkpoint, tmp_path):

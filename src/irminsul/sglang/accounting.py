@@ -25,9 +25,9 @@ class Accounting:
         from prometheus_client import Counter, Gauge, Histogram  # noqa: PLC0415
 
         gauges = {
-            "index_entries": Gauge("irminsul_index_entries", "Fingerprints held", multiprocess_mode="mostrecent"),
-            "index_bytes": Gauge("irminsul_index_bytes", "Memory of the index", multiprocess_mode="mostrecent"),
-            "histories": Gauge("irminsul_histories", "Anchors of derived rows", multiprocess_mode="mostrecent"),
+            "index_entries": Gauge("irminsul_index_entries", "Fingerprints held", multiprocess_mode="livesum"),
+            "index_bytes": Gauge("irminsul_index_bytes", "Memory of the index", multiprocess_mode="livesum"),
+            "histories": Gauge("irminsul_histories", "Anchors of derived rows", multiprocess_mode="livesum"),
         }
         counters = {
             "tokens": Counter("irminsul_prompt_tokens", "Prompt tokens by class", ["token_class", "mode"]),
@@ -50,7 +50,7 @@ class Accounting:
                 self._counters["tokens"].labels(name, state.mode.value).inc(tokens)
         self._counters["steps"].labels(state.mode.value).inc()
         self._counters["gaps"].observe(step.gaps)
-        if state.refusal is not None:
+        if state.refusal is not None and len(state.steps) == 1:
             self._counters["refusals"].labels(state.refusal.partition(":")[0]).inc()
         donors = self._cache.donors
         self._counters["index_entries"].set(len(donors.registry))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
 from irminsul.sglang.cache import IrminsulRadixCache
@@ -106,6 +107,7 @@ class Planner:
             result = run()
         if _admitted(adder, req):
             if opened is not None:
+                agreed_plan(req.rid, [(run.start, run.source_start, run.length) for run in opened.runs])
                 self._open[req.rid] = opened
                 if state.derived_from is None:
                     state.derived_from = opened.runs[0].start // self._cache.page_size * self._cache.page_size
@@ -185,6 +187,11 @@ class Planner:
         state.steps.append(tokens)
         self._on_step(state, tokens)
         req.customized_info = {**(req.customized_info or {}), INFO_KEY: [state.report()]}
+
+
+@rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
+def agreed_plan(rid: str, runs: list[tuple[int, int, int]]) -> None:
+    """Let SGLang compare the plans of all ranks, where SGLANG_ENABLE_RANK_CONSENSUS_CHECKER is set; else do nothing."""
 
 
 def _tokens(req: Any) -> NDArray[np.int32]:

@@ -130,7 +130,8 @@ def _build_cache(context: Any, settings: Settings) -> Any:
         model=context.server_args.model_path, row_format=live.layout.fingerprint, rope=live.rope.fingerprint
     )
     cache.attach(donors, identity, settings)
-    accounting = Accounting.make(cache, enabled=context.params.enable_metrics)
+    # All ranks of a tensor-parallel group serve the same requests, and /metrics adds up what processes count.
+    accounting = Accounting.make(cache, enabled=context.params.enable_metrics and context.tp_rank == 0)
     planner = Planner(cache, settings.policy, accounting.count)
     _reuse = Reuse(planner, Splitter(planner, live.mover(settings.row_kernel), live.rope, live.shape))
     logger.info(
