@@ -101,6 +101,18 @@ def test_namespaces_share_nothing(make):
     assert report(server.serve(text(5, 130) + passage, cache_salt="a"))["shifted_tokens"] == 299
 
 
+def test_a_tenant_has_a_tree_of_its_own(make):
+    server = make(slots=8192)
+    prompt = text(1, 130) + text(2, 300) + text(3, 20)
+    server.serve(text(4, 100) + text(2, 300), options={"tenant": "a"})
+    assert report(server.serve(prompt, options={"tenant": "a"}))["shifted_tokens"] == 300
+    for other in ({"tenant": "b"}, None):
+        found = report(server.serve(prompt, options=other))
+        assert found["computed_tokens"] == len(prompt), other
+    again = report(server.serve(prompt + text(5, 10), options={"tenant": "a"}))
+    assert (again["prefix_tokens"], again["approximate_prefix_tokens"]) == (130, 320)
+
+
 def test_chunks_count_computed_tokens_only(make):
     server = make(chunk=64)
     server.serve(text(1, 100) + text(2, 900))

@@ -1,4 +1,4 @@
-"""Cases measured in several processes at once, because one process is bound by Python and not by its GPU.
+"""Cases measured in several processes at once, for machines with several cores; one GPU is soon the limit.
 
 Each worker loads the model itself. It says that it is ready, gets a case, answers with the result, gets the next case,
 and so on; the parent ends all workers when there is nothing left, or when anything goes wrong.

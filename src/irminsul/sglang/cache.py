@@ -9,6 +9,7 @@ import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,16 +54,20 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if state is None:
             state = new_state(req, self._settings, self._identity)
             setattr(req, ATTRIBUTE, state)
+            # A tenant has a tree of its own: SGLang makes all further keys of the request from this.
+            req.extra_key = state.extra_key
         return state
 
     # -- habits of the tree ----------------------------------------------------------------------------------------
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """Match as SGLang does, or further, along the request's own derived history."""
-        exact = super().match_prefix(params)
         if self.donors is None or params.req is None:
-            return exact
+            return super().match_prefix(params)
         state = self.state_of(params.req)
+        if params.key.extra_key != state.extra_key:
+            params = replace(params, key=_scoped(params.key, state.extra_key))
+        exact = super().match_prefix(params)
         state.derived_from, state.indexed = None, 0
         return self._along_history(params, exact, state) if state.follows_history else exact
 
@@ -163,6 +168,10 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
                 elif found.device_prefix_len > best.device_prefix_len:
                     best, state.derived_from = found, anchor
         return best
+
+
+def _scoped(key: RadixKey, extra_key: str | None) -> RadixKey:
+    return RadixKey(key.token_ids, extra_key, is_bigram=key.is_bigram, limit=key.limit, cache_salt=key.cache_salt)
 
 
 def _marked(key: RadixKey, anchor: int) -> RadixKey:

@@ -9,6 +9,7 @@ from irminsul.plan import Mode, Run
 from irminsul.sglang.settings import Settings, read_request_options
 
 ATTRIBUTE = "irminsul"
+SEPARATOR = "\x1f"
 INFO_KEY = "irminsul"
 """Under which a request's counters stand in ``meta_info``."""
 
@@ -45,6 +46,7 @@ class ReuseState:
 
     namespace: Namespace
     extra_key: str | None
+    """The request's own, with its tenant."""
     cache_salt: str | None
     mode: Mode
     refusal: str | None
@@ -102,10 +104,11 @@ def new_state(req: Any, settings: Settings, identity: Namespace) -> ReuseState: 
     except InputError as error:
         # The front end refuses these; whatever comes past it gets nothing.
         mode, tenant, refusal = Mode.OFF, "", str(error)
+    extra_key = tree_key(req.extra_key, tenant)
     namespace = Namespace(
         tenant=tenant,
         cache_salt=req.cache_salt or "",
-        extra_key=req.extra_key or "",
+        extra_key=extra_key or "",
         lora=req.lora_id or "",
         model=identity.model,
         tokenizer=identity.tokenizer,
@@ -114,13 +117,20 @@ def new_state(req: Any, settings: Settings, identity: Namespace) -> ReuseState: 
     )
     return ReuseState(
         namespace=namespace,
-        extra_key=req.extra_key,
+        extra_key=extra_key,
         cache_salt=req.cache_salt or None,
         mode=mode,
         refusal=refusal,
         donates=not any(_asked(req, name) for name in _NOT_BY_TOKENS),
         approximate_prefix=settings.policy.approximate_prefix,
     )
+
+
+def tree_key(extra_key: str | None, tenant: str) -> str | None:
+    """Join an ``extra_key`` and a tenant so that no two different pairs meet, whatever a client writes."""
+    if extra_key is not None:
+        extra_key = extra_key.replace(SEPARATOR, 2 * SEPARATOR)
+    return f"{extra_key or ''}{SEPARATOR}tenant{SEPARATOR}{tenant}" if tenant else extra_key
 
 
 _RANK = {Mode.OFF: 0, Mode.OBSERVE: 1, Mode.LIVE: 2}
