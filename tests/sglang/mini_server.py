@@ -246,7 +246,8 @@ class MiniServer:
         )
         if not self.running and not held:
             assert self.cache.protected_size() == 0, "a donor is still locked"
-        assert not self.planner._open
+        everyone = [*self.waiting, *self.running, *held]
+        assert not any(self.cache.state_of(req).open_plan for req in everyone)
         index = self.cache.donors
         index.settle()
         live = np.flatnonzero(index.registry.store.arrays.namespace >= 0)

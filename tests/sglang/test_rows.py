@@ -1,6 +1,7 @@
 """Rows, slots and locks, in SGLang's own tree, allocator and pool."""
 
 import random
+from itertools import chain
 
 import pytest
 
@@ -124,6 +125,67 @@ def test_chunks_count_computed_tokens_only(make):
     assert req.extend_batch_idx <= 3
     server.finish(req)
     assert report(req)["shifted_tokens"] >= 850
+
+
+def test_one_prompt_a_batch_is_cut(make):
+    """SGLang keeps one request that was cut; a budget raised for a second one must not cut that, too."""
+    server = make(slots=16_384, page_size=64, chunk=256)
+    shared, first, second = text(1, 128), text(2, 300), text(3, 300)
+    server.serve(shared + text(4, 77) + first + second + text(5, 64))
+    for passage in (first, second):
+        server.submit(shared + passage + text(6, 1000))
+    while server.waiting or server.chunked is not None:
+        cut = [req for req in server.step() if req.extend_end < len(req.full_untruncated_fill_ids)]
+        assert cut in ([], [server.chunked])
+    for req in list(server.running):
+        server.finish(req)
+    server.check_identity()
+
+
+def test_batch_rows_fit_the_request_slots(make):
+    server = make(slots=16_384, chunk=8192)
+    passages = [text(seed, 100) for seed in range(30)]
+    server.serve([*text(50, 80), *chain(*passages)])
+    for at in range(8):
+        server.submit([*text(60 + at, 80), *chain(*(part + text(70 + at, 40) for part in passages[at : at + 14]))])
+    rows = []
+    made = server.splitter.make
+    server.splitter.make = lambda batch, make: rows.append(made(batch, make)) or rows[-1]
+    server.table.size = 40
+    while server.waiting or server.chunked is not None:
+        server.step()
+        for req in list(server.running):
+            server.finish(req)
+    assert max(len(batch.reqs) for batch in rows) > 20
+    assert all(len(batch.reqs) <= 40 for batch in rows)
+    server.check_identity()
+
+
+def test_token_ids_above_any_vocabulary_meet_nothing(make):
+    from irminsul.sglang.histories import MARK
+
+    server = make()
+    passage = text(2, 300)
+    server.serve(text(1, 100) + passage)
+    prompt = text(4, 130) + passage + text(5, 40)
+    server.serve(prompt)
+    forged = prompt[:130] + [token + MARK for token in prompt[130:]]
+    for _ in range(2):
+        found = report(server.serve([*forged, 5], output=1))
+        assert found["computed_tokens"] == len(forged) + 1
+        assert found["refusal"] == "token ids: one is far above any vocabulary"
+    server.check_identity()
+
+
+def test_another_prompt_behind_the_same_anchor_leaves_it(make):
+    server = make(slots=8192)
+    system, one, two = text(1, 100), text(2, 300), text(3, 300)
+    server.serve(text(9, 70) + one + two)
+    prompt = system + two + text(4, 20)
+    server.serve(prompt)
+    server.serve(system + text(5, 200))
+    again = report(server.serve(prompt + text(6, 20)))
+    assert again["approximate_prefix_tokens"] == len(prompt) - 100
 
 
 def test_log_probabilities_of_the_prompt_are_computed(make):

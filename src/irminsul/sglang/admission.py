@@ -61,11 +61,13 @@ class Planner:
         self._cache = cache
         self._policy = policy
         self._on_step = on_step
-        self._open: dict[str, OpenPlan] = {}
 
-    def take(self, rid: str) -> OpenPlan | None:
+    def take(self, req: Any) -> OpenPlan | None:
         """Return the plan that a request was admitted with, once; its donors are still locked."""
-        return self._open.pop(rid, None)
+        state = self._cache.state_of(req)
+        plan: OpenPlan | None = state.open_plan
+        state.open_plan = None
+        return plan
 
     def close(self, plan: OpenPlan) -> None:
         """Unlock a plan's donors: its copy has been launched, and later work follows it on the same stream."""
@@ -88,32 +90,49 @@ class Planner:
             first: False if the request continues after a prefill chunk.
         """
         state = self._cache.state_of(req)
-        if (left := self.take(req.rid)) is not None:
+        if (left := self.take(req)) is not None:
             self.close(left)  # admitted before, and never run
         if first:
             if state.derived_from is not None and req.prefix_len <= state.derived_from:
                 state.derived_from = None  # SGLang took less of the match than was offered
             state.steps, state.inherited, state.found = [], state.derived_from, self._find(req, state)
         plan = self._plan(req, state)
-        if plan is None or state.mode is not Mode.LIVE or not plan.runs:
+        opened: OpenPlan | None = None
+        if plan is None or state.mode is not Mode.LIVE or not plan.runs or not self._has_rows(adder, len(plan.gaps)):
             result = run()
-            if _admitted(adder, req):
-                self._count(req, state, plan, None)
-            return result
-        opened, result = self._admit_with(plan, adder, req, run, state)
-        if not _admitted(adder, req) and result is not AddReqResult.OTHER:
-            # Donors that are locked cannot be evicted: a request that needs their room gets it, and no plan.
-            state.declined += 1
-            result = run()
+        else:
+            opened, result = self._admit_with(plan, adder, req, run, state)
+            if not _admitted(adder, req) and result is not AddReqResult.OTHER:
+                # Donors that are locked cannot be evicted: a request that needs their room gets it, and no plan.
+                result = run()
+                state.declined += _admitted(adder, req)
         if _admitted(adder, req):
             if opened is not None:
                 agreed_plan(req.rid, [(run.start, run.source_start, run.length) for run in opened.runs])
-                self._open[req.rid] = opened
+                state.open_plan = opened
                 if state.derived_from is None:
                     state.derived_from = opened.runs[0].start // self._cache.page_size * self._cache.page_size
             self._count(req, state, plan, opened)
-        # SGLang judged by the raised budget whether another request fits.
-        return adder.budget_state() if result is AddReqResult.CONTINUE else result
+        return self._verdict(adder, result) if first else result
+
+    def _verdict(self, adder: PrefillAdder, result: Any) -> Any:
+        """Return whether another request may follow; SGLang judged by a raised budget, and of unsplit batches."""
+        if result is not AddReqResult.CONTINUE:
+            return result
+        # SGLang can keep one request that was cut. What a raised budget leaves could cut a second.
+        if adder.new_chunked_req is not None or not self._has_rows(adder, 1):
+            return AddReqResult.OTHER
+        return adder.budget_state()
+
+    def _has_rows(self, adder: PrefillAdder, more: int) -> bool:
+        """Say whether so many more batch rows fit: buffers of attention and graphs have one for each request slot."""
+        running = adder.running_batch
+        rows = 0 if running is None else len(running.reqs)
+        for req in adder.can_run_list:
+            plan = self._cache.state_of(req).open_plan
+            rows += 1 if plan is None else len(plan.gaps())
+        size: int = self._cache.req_to_token_pool.size
+        return rows + more <= size
 
     def _admit_with(
         self,
@@ -211,6 +230,8 @@ def _admitted(adder: PrefillAdder, req: Any) -> bool:
 
 def _raise_budgets(adder: PrefillAdder, tokens: int) -> None:
     adder.rem_input_tokens += tokens
+    if adder.chunked_req_limit is not None:
+        adder.chunked_req_limit += tokens
     if adder.rem_chunk_tokens is not None:
         adder.rem_chunk_tokens += tokens
 

@@ -56,6 +56,8 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             setattr(req, ATTRIBUTE, state)
             # A tenant has a tree of its own: SGLang makes all further keys of the request from this.
             req.extra_key = state.extra_key
+            if state.marked:
+                req.skip_radix_cache_insert = True
         return state
 
     # -- habits of the tree ----------------------------------------------------------------------------------------
@@ -65,8 +67,8 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
         if self.donors is None or params.req is None:
             return super().match_prefix(params)
         state = self.state_of(params.req)
-        if params.key.extra_key != state.extra_key:
-            params = replace(params, key=_scoped(params.key, state.extra_key))
+        if params.key.extra_key != state.extra_key or state.marked:
+            params = replace(params, key=_scoped(params.key, state))
         exact = super().match_prefix(params)
         state.derived_from, state.indexed = None, 0
         return self._along_history(params, exact, state) if state.follows_history else exact
@@ -163,15 +165,15 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             for anchor in self.histories.candidates(state.namespace, tokens, exact.device_prefix_len):
                 marked = RadixKey(mark_tokens(key.token_ids[:limit], anchor), key.extra_key, cache_salt=key.cache_salt)
                 found = self._match_tree(MatchPrefixParams(key=marked))
-                if found.device_prefix_len <= anchor:
-                    self.histories.discard(state.namespace, tokens, anchor)
-                elif found.device_prefix_len > best.device_prefix_len:
+                if found.device_prefix_len > best.device_prefix_len:
                     best, state.derived_from = found, anchor
         return best
 
 
-def _scoped(key: RadixKey, extra_key: str | None) -> RadixKey:
-    return RadixKey(key.token_ids, extra_key, is_bigram=key.is_bigram, limit=key.limit, cache_salt=key.cache_salt)
+def _scoped(key: RadixKey, state: ReuseState) -> RadixKey:
+    """Return a key in the tree of a request's tenant; an empty one for a request that must meet nothing."""
+    limit = 0 if state.marked else key.limit
+    return RadixKey(key.token_ids, state.extra_key, is_bigram=key.is_bigram, limit=limit, cache_salt=key.cache_salt)
 
 
 def _marked(key: RadixKey, anchor: int) -> RadixKey:

@@ -126,7 +126,7 @@ class Splitter:
             batch: SGLang's ScheduleBatch; not changed.
             make_forward_batch: SGLang's own, for a batch.
         """
-        plans = [self._planner.take(req.rid) for req in batch.reqs] if batch.forward_mode.is_extend() else []
+        plans = [self._planner.take(req) for req in batch.reqs] if batch.forward_mode.is_extend() else []
         if not any(plans):
             return make_forward_batch(batch)
         split = SplitBatch.of(batch.prefix_lens, batch.extend_lens, plans)
@@ -202,6 +202,11 @@ def _split_batch(batch: Any, split: SplitBatch) -> Any:
         rows.req_pool_indices_cpu = batch.req_pool_indices_cpu[owners_B]
     if getattr(batch, "max_seq_len_host", None) is not None:
         rows.max_seq_len_host = int(split.ends_B.max())
+    if getattr(batch, "replace_positions", None) is not None:
+        # Whoever replaces embeddings has no plan, so all of its tokens are there.
+        at = torch.zeros(len(batch.input_ids), dtype=torch.int64, device=device)
+        at[tokens_T] = torch.arange(len(split.tokens_T), device=device)
+        rows.replace_positions = at[batch.replace_positions]
     if batch.multimodal_inputs is not None:
         rows.multimodal_inputs = [batch.multimodal_inputs[owner] for owner in split.owners_B]
     return rows

@@ -14,6 +14,7 @@ are remembered here by position and hash of the tokens before; the tree's tokens
 from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -23,9 +24,12 @@ from irminsul.namespace import Namespace
 
 MARK = 1 << 30
 """Added to a token id; above any vocabulary, below 2^31."""
-MAX_ANCHORS = 65_536
+MAX_ANCHORS = 16_384
+ENDING_TOKENS = 4
 MAX_CANDIDATES = 8
 """Anchors of one prompt that are looked up, deepest first."""
+
+_Anchor: TypeAlias = tuple[Namespace, int, bytes, bytes]
 
 
 def mark_tokens(token_ids: "array[int]", start: int) -> "array[int]":
@@ -33,6 +37,11 @@ def mark_tokens(token_ids: "array[int]", start: int) -> "array[int]":
     marked = np.array(token_ids, dtype=np.int64)
     marked[start:] += MARK
     return array("q", marked.tobytes())
+
+
+def holds_marks(token_ids: "array[int]") -> bool:
+    """Say whether token ids of a client reach into those that mark derived rows."""
+    return len(token_ids) > 0 and int(np.array(token_ids, dtype=np.int64).max()) >= MARK
 
 
 class Histories:
@@ -44,8 +53,9 @@ class Histories:
 
     def __init__(self, capacity: int = MAX_ANCHORS) -> None:
         self._capacity = capacity
-        self._anchors: OrderedDict[tuple[Namespace, int, bytes], None] = OrderedDict()
-        self._positions: defaultdict[Namespace, dict[int, int]] = defaultdict(dict)
+        self._anchors: OrderedDict[_Anchor, None] = OrderedDict()
+        self._endings: defaultdict[Namespace, dict[tuple[int, bytes], int]] = defaultdict(dict)
+        """Position and last tokens of each anchor, and how many there are: most are ruled out by these alone."""
 
     def __len__(self) -> int:
         """Return the number of anchors remembered."""
@@ -53,47 +63,46 @@ class Histories:
 
     def add(self, namespace: Namespace, tokens: NDArray[np.int64], anchor: int) -> None:
         """Remember that rows derived from position ``anchor`` on continue ``tokens[:anchor]``."""
-        key = (namespace, anchor, xxhash.xxh3_128_digest(tokens[:anchor].data))
+        key = (namespace, anchor, _ending(tokens, anchor), xxhash.xxh3_128_digest(tokens[:anchor].data))
         if key not in self._anchors:
-            positions = self._positions[namespace]
-            positions[anchor] = positions.get(anchor, 0) + 1
+            endings = self._endings[namespace]
+            endings[key[1:3]] = endings.get(key[1:3], 0) + 1
             self._anchors[key] = None
             if len(self._anchors) > self._capacity:
                 self._forget(next(iter(self._anchors)))
         self._anchors.move_to_end(key)
 
-    def discard(self, namespace: Namespace, tokens: NDArray[np.int64], anchor: int) -> None:
-        """Forget an anchor below which the tree holds nothing any more."""
-        key = (namespace, anchor, xxhash.xxh3_128_digest(tokens[:anchor].data))
-        if key in self._anchors:
-            self._forget(key)
-
     def candidates(self, namespace: Namespace, tokens: NDArray[np.int64], exact: int) -> Iterator[int]:
         """Yield anchors of histories that may continue ``tokens[:exact]``, which the tree holds; deepest first."""
-        positions = sorted(at for at in self._positions.get(namespace, ()) if at <= exact)
-        if not positions:
-            return
+        possible = sorted(
+            position
+            for position, ending in self._endings.get(namespace, ())
+            if position <= exact and ending == _ending(tokens, position)
+        )
         digest = xxhash.xxh3_128()
         done = 0
         held = []
-        for position in positions:
+        for position in possible:
             digest.update(tokens[done:position].data)
             done = position
-            if (namespace, position, digest.digest()) in self._anchors:
+            if (namespace, position, _ending(tokens, position), digest.digest()) in self._anchors:
                 held.append(position)
         yield from held[: -MAX_CANDIDATES - 1 : -1]
 
     def clear(self) -> None:
         """Forget everything."""
         self._anchors.clear()
-        self._positions.clear()
+        self._endings.clear()
 
-    def _forget(self, key: tuple[Namespace, int, bytes]) -> None:
+    def _forget(self, key: _Anchor) -> None:
         del self._anchors[key]
-        namespace, anchor, _ = key
-        positions = self._positions[namespace]
-        positions[anchor] -= 1
-        if not positions[anchor]:
-            del positions[anchor]
-        if not positions:
-            del self._positions[namespace]
+        endings = self._endings[key[0]]
+        endings[key[1:3]] -= 1
+        if not endings[key[1:3]]:
+            del endings[key[1:3]]
+        if not endings:
+            del self._endings[key[0]]
+
+
+def _ending(tokens: NDArray[np.int64], position: int) -> bytes:
+    return tokens[max(0, position - ENDING_TOKENS) : position].tobytes()

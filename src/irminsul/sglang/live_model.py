@@ -34,8 +34,8 @@ class LiveModel:
     shape: AttentionShape
     attention: Any
     """The first attention module, of layer 0."""
-    layer: Any
-    """The decoder layer around it."""
+    norm: Any
+    """The norm before it."""
     model: Any
 
     @classmethod
@@ -46,7 +46,7 @@ class LiveModel:
             UnsupportedModelError: a model, rotary module or row format that has not been shown to work.
         """
         layers = _plain_mla_layers(pool)
-        layer, attention = first_attention(model_runner.model)
+        norm, attention = first_attention(model_runner.model)
         rotary = getattr(attention, "rotary_emb", None)
         if rotary is None:
             raise UnsupportedModelError(
@@ -58,7 +58,7 @@ class LiveModel:
         )
         dtype = str(layers[0].dtype).removeprefix("torch.")
         return cls(
-            layers, RowLayout(latent, rope_dim, dtype), rope_of(rotary), shape, attention, layer, model_runner.model
+            layers, RowLayout(latent, rope_dim, dtype), rope_of(rotary), shape, attention, norm, model_runner.model
         )
 
     def mover(self, kernel: str) -> RowMover:
@@ -105,7 +105,7 @@ class LiveModel:
         device = self.layers[0].device
         attention = self.attention
         embed = self.model.get_input_embeddings()
-        hidden_ND = self.layer.input_layernorm(embed(token_ids_N.to(device)))
+        hidden_ND = self.norm(embed(token_ids_N.to(device)))
         if getattr(attention, "q_lora_rank", None) is None:
             projected_NW = attention.kv_a_proj_with_mqa(hidden_ND)[0]
         else:
@@ -119,23 +119,21 @@ class LiveModel:
 
 
 def first_attention(model: Any) -> tuple[Any, Any]:
-    """Return (decoder layer, attention) of the first MLA attention of a model.
+    """Return (norm, attention) of the first MLA attention of a model.
 
     Raises:
         UnsupportedModelError: there is none.
     """
     for module in model.modules():
-        norm = getattr(module, "input_layernorm", None)
-        if norm is None:
-            continue
-        for name in ("self_attn", "attn"):
-            attention = getattr(module, name, None)
-            # LongCat has two attentions and two norms in a layer.
-            if isinstance(attention, torch.nn.ModuleList):
-                attention = attention[0]
-            if hasattr(attention, "kv_a_layernorm") and not isinstance(norm, torch.nn.ModuleList):
-                return module, attention
+        norm, attention = (_first(getattr(module, name, None)) for name in ("input_layernorm", "self_attn"))
+        if norm is not None and hasattr(attention, "kv_a_layernorm"):
+            return norm, attention
     raise UnsupportedModelError(f"{type(model).__name__} has no MLA attention whose layer 0 could be tested")
+
+
+def _first(module: Any) -> Any:
+    """Return the first of several: LongCat has two attentions and two norms in a layer."""
+    return module[0] if isinstance(module, torch.nn.ModuleList) else module
 
 
 def rope_of(rotary: Any) -> RopeSpec:

@@ -4,7 +4,6 @@ SGLang logs what a plugin raises while it is loaded, and goes on without it. So 
 all checks are made when the backend is built, in the scheduler, where an error ends the server.
 """
 
-import inspect
 import logging
 import secrets
 from collections.abc import Callable
@@ -227,10 +226,16 @@ def _is_request_level(original: Any, streamer: Any, key: str) -> Any:
 
 
 def _verify(original: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
-    read_request_options(sampling_params.custom_params)
+    if _selected():
+        read_request_options(sampling_params.custom_params)
     return original(sampling_params, *args, **kwargs)
 
 
-def parameters_of(function: Any) -> tuple[str, ...]:
-    """Return the parameter names of a function, through decorators that name what they wrap."""
-    return tuple(inspect.signature(function).parameters)
+def _selected() -> bool:
+    """Say whether this server runs with the backend; front ends ask, too, which have no cache."""
+    from sglang.srt.runtime_context import get_memory  # noqa: PLC0415
+
+    try:
+        return bool(get_memory().radix_cache_backend == BACKEND)
+    except ValueError:  # no configuration is published in this process
+        return False

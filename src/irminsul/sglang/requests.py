@@ -6,6 +6,7 @@ from typing import Any
 from irminsul.errors import InputError
 from irminsul.namespace import Namespace
 from irminsul.plan import Mode, Run
+from irminsul.sglang.histories import holds_marks
 from irminsul.sglang.settings import Settings, read_request_options
 
 ATTRIBUTE = "irminsul"
@@ -53,6 +54,8 @@ class ReuseState:
     """Why nothing is shifted for this request; None if it may be."""
     donates: bool
     """Whether its token ids determine its rows, so that others may copy them."""
+    marked: bool
+    """Whether it holds ids that mark derived rows; it must meet nothing, and leave nothing."""
     approximate_prefix: bool
     """Whether the policy lets a session continue from its derived rows."""
     derived_from: int | None = None
@@ -65,6 +68,8 @@ class ReuseState:
     """Since the last match."""
     declined: int = 0
     """Plans given up because the pool had no room for donors and request together."""
+    open_plan: Any = field(default=None, repr=False)
+    """An OpenPlan between admission and copy."""
     found: FoundRuns | None = field(default=None, repr=False)
     """Of the last search; None: there was nothing to search for."""
 
@@ -97,6 +102,9 @@ def new_state(req: Any, settings: Settings, identity: Namespace) -> ReuseState: 
         identity: model, row format and rope.
     """
     refusal = _refusal(req)
+    marked = holds_marks(req.origin_input_ids)
+    if marked:
+        refusal = "token ids: one is far above any vocabulary"
     try:
         options = read_request_options(req.sampling_params.custom_params)
         mode = _least(settings.mode, settings.mode if options.mode is None else options.mode)
@@ -121,7 +129,8 @@ def new_state(req: Any, settings: Settings, identity: Namespace) -> ReuseState: 
         cache_salt=req.cache_salt or None,
         mode=mode,
         refusal=refusal,
-        donates=not any(_asked(req, name) for name in _NOT_BY_TOKENS),
+        marked=marked,
+        donates=not marked and not any(_asked(req, name) for name in _NOT_BY_TOKENS),
         approximate_prefix=settings.policy.approximate_prefix,
     )
 

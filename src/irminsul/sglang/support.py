@@ -46,6 +46,7 @@ class Option:
 
 OFF = (None, False)
 _DP_ATTENTION = "ranks agree on token counts before a batch is split; replicas by --dp-size are separate servers"
+ATTENTION_BACKENDS = (None, "fa3", "flashinfer", "flashmla", "triton", "torch_native")
 OPTIONS: tuple[Option, ...] = (
     Option("speculative_algorithm", OFF, "draft rows would not be moved with the target's"),
     Option("disaggregation_mode", ("null",), "the decode server would receive approximate rows as if exact"),
@@ -74,12 +75,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("enable_encoder_swa_bounded_replay", OFF, "it splits a batch by itself"),
     Option("is_embedding", (False,), "embeddings would change"),
     Option("cpu_offload_gb", (0,), "not shown to work"),
+    Option("enable_lora", OFF, "adapters have their own namespaces, but batches with adapters have not been run split"),
+    Option("enable_return_hidden_states", (False,), "hidden states are handed out by unsplit positions"),
+    Option("moe_a2a_backend", ("none",), "ranks agree on token counts before a batch is split"),
+    Option("moe_dense_tp_size", (None,), "ranks agree on token counts before a batch is split"),
     Option("kv_cache_dtype", ("auto", "bf16", "bfloat16"), "packed rows (fp8, fp4) are not moved"),
-    Option(
-        "attention_backend",
-        (None, "fa3", "flashinfer", "flashmla", "triton", "torch_native"),
-        "only fa3 has been shown on a GPU so far; the others take the same batches",
-    ),
+    Option("attention_backend", ATTENTION_BACKENDS, "only fa3 has been shown on a GPU"),
+    Option("prefill_attention_backend", ATTENTION_BACKENDS, "as above"),
+    Option("decode_attention_backend", ATTENTION_BACKENDS, "as above"),
 )
 
 
