@@ -7,10 +7,11 @@ all checks are made when the backend is built, in the scheduler, where an error 
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from irminsul.errors import IrminsulError
+from irminsul.errors import IrminsulError, UnsupportedModelError
 from irminsul.namespace import Namespace
 from irminsul.sglang.settings import Settings, read_request_options, read_settings
 
@@ -61,12 +62,12 @@ HOOKED: dict[str, tuple[str, ...]] = {
 """What is hooked in SGLang, and the parameters it must have."""
 
 
+@dataclass(frozen=True)
 class Reuse:
     """The parts of a scheduler that reuses rows; one a process."""
 
-    def __init__(self, planner: "Planner", splitter: "Splitter") -> None:
-        self.planner = planner
-        self.splitter = splitter
+    planner: "Planner"
+    splitter: "Splitter"
 
 
 _reuse: Reuse | None = None
@@ -109,10 +110,9 @@ def _build_cache(context: Any, settings: Settings) -> Any:
     check_version(version("sglang"), force=settings.force_version)
     check_hooks(HOOKED)
     check_server(context.server_args, context.model_config)
-    cache = create_unified_radix_cache(context, cache_class=IrminsulRadixCache)
     if context.disable_radix_cache:
-        logger.warning("irminsul: --disable-radix-cache leaves nothing to reuse; irminsul is idle")
-        return cache
+        raise UnsupportedModelError("--disable-radix-cache leaves nothing to reuse")
+    cache = create_unified_radix_cache(context, cache_class=IrminsulRadixCache)
     runner = context.tp_worker.model_runner
     pool = context.params.token_to_kv_pool_allocator.get_kvcache()
     live = LiveModel.of(runner, pool)
