@@ -10,17 +10,19 @@ class Accounting:
     """Prometheus counters of one scheduler; SGLang's ``/metrics`` gathers them from all processes.
 
     Args:
+        cache: the tree (IrminsulRadixCache), whose index is measured.
         counters: by name; empty where SGLang runs without ``--enable-metrics``.
     """
 
-    def __init__(self, counters: dict[str, Any]) -> None:
+    def __init__(self, cache: Any, counters: dict[str, Any]) -> None:
+        self._cache = cache
         self._counters = counters
 
     @classmethod
     def make(cls, cache: Any, *, enabled: bool) -> "Accounting":  # IrminsulRadixCache
         """Register the metrics, if the server has any."""
         if not enabled:
-            return cls({})
+            return cls(cache, {})
         # SGLang names the folder of multi-process metrics before it starts a scheduler; this import reads it.
         from prometheus_client import Counter, Gauge, Histogram  # noqa: PLC0415
 
@@ -35,11 +37,7 @@ class Accounting:
             "refusals": Counter("irminsul_refusals", "Requests for which nothing is shifted", ["reason"]),
             "gaps": Histogram("irminsul_gaps", "Gaps of a prefill step", buckets=(1, 2, 3, 5, 9, 17)),
         }
-        accounting = cls(counters | gauges)
-        accounting._cache = cache
-        return accounting
-
-    _cache: Any = None
+        return cls(cache, counters | gauges)
 
     def count(self, state: ReuseState, step: StepTokens) -> None:
         """Count a step of a request's prefill."""

@@ -128,10 +128,13 @@ class Planner:
         """Say whether so many more batch rows fit: buffers of attention and graphs have one for each request slot."""
         running = adder.running_batch
         rows = 0 if running is None else len(running.reqs)
+        size: int = self._cache.req_to_token_pool.size
+        # Almost always there is room for the most gaps that plans can have, and nothing needs to be counted.
+        if rows + (len(adder.can_run_list) + 1) * (self._policy.max_runs + 1) <= size:
+            return True
         for req in adder.can_run_list:
             plan = self._cache.state_of(req).open_plan
             rows += 1 if plan is None else len(plan.gaps())
-        size: int = self._cache.req_to_token_pool.size
         return rows + more <= size
 
     def _admit_with(
