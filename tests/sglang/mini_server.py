@@ -38,7 +38,7 @@ CONTEXT = 4096
 class MiniServer:
     """One scheduler's worth of SGLang, driven by hand."""
 
-    def __init__(self, *, slots=2048, page_size=1, core="python", chunk=1024, settings=None):
+    def __init__(self, *, slots=2048, page_size=1, core="python", chunk=1024, settings=None, overlap=False):
         self.settings = settings or Settings(row_kernel="reference", self_test=False)
         self.chunk = chunk
         self.page_size = page_size
@@ -80,6 +80,8 @@ class MiniServer:
         self.splitter = Splitter(self.planner, mover, self.rope, AttentionShape(2, LATENT, ROTARY, 8, 8))
         self.waiting, self.running, self.chunked = [], [], None
         self.served = 0
+        self.overlap = overlap
+        self.in_flight = 0
 
     def submit(self, tokens, *, output=2, options=None, logprob_start_len=-1, **arguments):
         """Queue a request."""
@@ -147,14 +149,24 @@ class MiniServer:
         for req, prefix in zip(reqs, batch.prefix_lens, strict=True):
             # What the tree gave must be right before anything is written.
             self.check_rows(req, prefix)
+        self.planner.launched()
+        self.in_flight += 1
         rows = self.splitter.make(batch, lambda made: made)
         self._write(rows)
+        # With overlap, the results of a batch are processed when the next one is running.
+        self.end_flights(but=1 if self.overlap else 0)
         for req in reqs:
             self.check_rows(req, req.extend_end)
             if req is not self.chunked:
                 checkpoint_kv_cache(req, self.cache)
                 self.check_rows(req, req.extend_end)
                 self.running.append(req)
+
+    def end_flights(self, but=0):
+        """Process the results of batches, except of the last ones."""
+        while self.in_flight > but:
+            self.planner.processed()
+            self.in_flight -= 1
 
     def _write(self, rows):
         """Compute the rows of a batch: token and turned position."""
@@ -248,6 +260,8 @@ class MiniServer:
             assert self.cache.protected_size() == 0, "a donor is still locked"
         everyone = [*self.waiting, *self.running, *held]
         assert not any(self.cache.state_of(req).open_plan for req in everyone)
+        if self.in_flight:
+            return  # the index may lag behind the tree
         index = self.cache.donors
         index.settle()
         live = np.flatnonzero(index.registry.store.arrays.namespace >= 0)

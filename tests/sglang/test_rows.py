@@ -3,6 +3,7 @@
 import random
 from itertools import chain
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.sglang
@@ -221,12 +222,39 @@ def test_flush_forgets_donors(make):
     server.check_identity()
 
 
+def test_a_search_while_a_batch_runs_does_not_wait_for_it(make):
+    server = make(overlap=True)
+    donor, moved = text(1, 100) + text(2, 400), text(2, 400)
+    server.serve(donor)
+    assert server.in_flight
+    # Announced since the last batch was launched: found once that has ended.
+    assert report(server.serve(text(3, 130) + moved))["shifted_tokens"] == 0
+    assert report(server.serve(text(4, 150) + moved))["shifted_tokens"] == 400 - 1
+    server.end_flights()
+    server.check_identity()
+
+
+def test_a_donor_that_was_evicted_meanwhile_is_not_copied(make):
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    server = make(overlap=True)
+    donor = server.serve(text(1, 100) + text(2, 400))
+    for seed in (5, 6):
+        server.serve(text(seed, 50))
+    server.cache.evict(EvictParams(num_tokens=700))
+    namespace = server.cache.state_of(donor).namespace
+    assert server.cache.donors.find(namespace, np.array(text(2, 400), dtype=np.int32), 0), "the index has heard of it"
+    assert report(server.serve(text(3, 130) + text(2, 400)))["shifted_tokens"] == 0
+    server.end_flights()
+    server.check_identity()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_ten_thousand_random_operations(make, page_size):
+@pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
+def test_ten_thousand_random_operations(make, page_size, overlap):
     """2,500 for each core and page size: serve, hang up, evict under an open plan, publish, flush."""
     rng = random.Random(page_size)
-    server = make(slots=3072, page_size=page_size, chunk=192)
+    server = make(slots=3072, page_size=page_size, chunk=192, overlap=overlap)
     passages = [text(seed, rng.randrange(70, 300)) for seed in range(12)]
     histories = []
     for _ in range(2500):
@@ -245,6 +273,8 @@ def test_ten_thousand_random_operations(make, page_size):
                 server.abort(rng.choice(everyone))
         elif choice == "flush" and not server.running and server.chunked is None:
             server.flush()
+        if rng.random() < 0.1:
+            server.end_flights()
         server.check_identity()
         if len(server.running) > 4:
             server.finish(server.running[0])

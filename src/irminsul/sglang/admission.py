@@ -10,17 +10,18 @@ A plan lives for one step of the scheduler: made here, carried out by the forwar
 SGLang cuts it, and its rest is planned anew in the next step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
-from irminsul.sglang.cache import IrminsulRadixCache
+from irminsul.sglang.cache import IrminsulRadixCache, LockedRun
 from irminsul.sglang.requests import INFO_KEY, FoundRuns, ReuseState, StepTokens
 
 
@@ -31,9 +32,14 @@ class OpenPlan:
     start: int
     """First position of this step; everything before it is in the cache."""
     end: int
-    runs: tuple[Run, ...]
+    copies: tuple[LockedRun, ...]
     """What is copied, ascending, inside [start, end)."""
     locks: list[Any] = field(repr=False)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The stretches of the prompt that are copied."""
+        return [copied.run for copied in self.copies]
 
     @property
     def shifted(self) -> int:
@@ -58,7 +64,9 @@ class Planner:
     def __init__(
         self, cache: IrminsulRadixCache, policy: ReusePolicy, on_step: Callable[[ReuseState, StepTokens], None]
     ) -> None:
+        assert cache.donors is not None
         self._cache = cache
+        self._donors = cache.donors
         self._policy = policy
         self._on_step = on_step
 
@@ -75,10 +83,17 @@ class Planner:
             self._cache.unlock(lock)
         plan.locks.clear()
 
+    def launched(self) -> None:
+        """A batch is about to be launched."""
+        self._donors.launched()
+
+    def processed(self) -> None:
+        """The result of a batch is about to be processed: its forward has ended."""
+        self._donors.processed()
+
     def settle(self) -> None:
         """Bring the index up to date while the GPU is busy, so that the next search need not."""
-        if self._cache.donors is not None:
-            self._cache.donors.settle(wait=False)
+        self._donors.settle(wait=False)
 
     def admit(self, adder: PrefillAdder, req: Any, run: Callable[[], Any], *, first: bool) -> Any:
         """Let SGLang admit a request, charging it for computed tokens only.
@@ -92,6 +107,8 @@ class Planner:
         state = self._cache.state_of(req)
         if (left := self.take(req)) is not None:
             self.close(left)  # admitted before, and never run
+        # What the index holds may depend on how many steps have run, and on nothing else: ranks must agree on plans.
+        self._donors.settle()
         if first:
             if state.derived_from is not None and req.prefix_len <= state.derived_from:
                 state.derived_from = None  # SGLang took less of the match than was offered
@@ -146,8 +163,8 @@ class Planner:
         state: ReuseState,
     ) -> tuple[OpenPlan | None, Any]:
         """Return SGLang's answer, and what is to be copied for the request if it was admitted; else nothing is held."""
-        runs, locks = self._cache.lock_donors(plan.runs, _tokens(req), state)
-        whole = OpenPlan(req.prefix_len, plan.n_tokens, tuple(runs), locks)
+        copies, locks = self._cache.lock_donors(plan.runs, _tokens(req), state)
+        whole = OpenPlan(req.prefix_len, plan.n_tokens, tuple(copies), locks)
         raised = _affordable(whole, adder.rem_chunk_tokens, adder.page_size)
         opened: OpenPlan | None = None
         if adder.rem_total_tokens < _step_tokens(whole, adder.rem_chunk_tokens, raised):
@@ -162,9 +179,9 @@ class Planner:
                 adder.log_input_tokens -= opened.shifted
         finally:
             _raise_budgets(adder, (opened.shifted if opened else 0) - raised)
-            if opened is None or not opened.runs:
+            if opened is None or not opened.copies:
                 self.close(whole)
-        return (opened if opened is not None and opened.runs else None), result
+        return (opened if opened is not None and opened.copies else None), result
 
     def _plan(self, req: Any, state: ReuseState) -> ReusePlan | None:
         if state.found is None:
@@ -180,22 +197,20 @@ class Planner:
 
     def _find(self, req: Any, state: ReuseState) -> FoundRuns | None:
         """Search for a request, once for all its chunks, and while it waits again only if the index has changed."""
-        donors = self._cache.donors
-        assert donors is not None
         tail = _reuse_limit(req) - req.prefix_len
         if state.mode is Mode.OFF or state.refusal is not None or tail < self._policy.min_run:
             return None
-        depends_on = (donors.epoch, req.prefix_len, len(req.full_untruncated_fill_ids))
+        depends_on = (self._donors.epoch, req.prefix_len, len(req.full_untruncated_fill_ids))
         if state.found is not None and state.found.depends_on == depends_on:
             return state.found
-        return FoundRuns(depends_on, donors.find(state.namespace, _tokens(req), req.prefix_len))
+        return FoundRuns(depends_on, self._donors.find(state.namespace, _tokens(req), req.prefix_len))
 
     def _count(self, req: Any, state: ReuseState, plan: ReusePlan | None, opened: OpenPlan | None) -> None:
         if state.mode is Mode.OFF:
             return
         step = opened or OpenPlan(req.prefix_len, req.extend_end, (), [])
         if plan is not None and state.mode is Mode.OBSERVE:
-            step = _cut(OpenPlan(req.prefix_len, plan.n_tokens, tuple(plan.runs), []), req.extend_end)
+            step = _cut(OpenPlan(req.prefix_len, plan.n_tokens, _unlocked(plan.runs), []), req.extend_end)
         exact = req.prefix_len if state.inherited is None else state.inherited
         first = not state.steps
         tokens = StepTokens(
@@ -268,5 +283,14 @@ def _affordable(plan: OpenPlan, budget: int | None, page_size: int) -> int:
 def _cut(plan: OpenPlan, end: int) -> OpenPlan:
     """Return the part of a plan below ``end``; the locks go with it. Its last token is computed."""
     last = end - 1
-    runs = tuple(run if run.end <= last else run.slice(run.start, last) for run in plan.runs if run.start < last)
-    return OpenPlan(plan.start, end, runs, plan.locks)
+    copies = tuple(
+        copied if copied.run.end <= last else copied.slice(copied.run.start, last)
+        for copied in plan.copies
+        if copied.run.start < last
+    )
+    return OpenPlan(plan.start, end, copies, plan.locks)
+
+
+def _unlocked(runs: Sequence[Run]) -> tuple[LockedRun, ...]:
+    """Return runs that nobody will copy, for counting."""
+    return tuple(LockedRun(run, torch.from_numpy(run.slots)) for run in runs)

@@ -5,11 +5,10 @@ registry hears of a row when the tree takes it and forgets it when the tree lets
 tree from the plan to the copy.
 """
 
-import logging
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,28 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, InsertResult, M
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.cache_action import FreeComponentDeviceSlot, FreeDeviceKV, FreeDeviceKVFullOnly
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from torch import Tensor
 
 from irminsul.namespace import Namespace
 from irminsul.plan import Run
-from irminsul.sglang.donors import DonorIndex
+from irminsul.sglang.donors import DonorIndex, DonorPath
 from irminsul.sglang.histories import Histories, mark_tokens
 from irminsul.sglang.requests import ATTRIBUTE, ReuseState, new_state
 from irminsul.sglang.settings import Settings
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, eq=False)
+class LockedRun:
+    """A run whose donor cannot be evicted, and where the tree holds its rows."""
+
+    run: Run
+    slots: Tensor
+    """Of each token, [length], on the device."""
+
+    def slice(self, start: int, end: int) -> "LockedRun":
+        """Return the part at target positions [start, end), which must lie inside."""
+        offset = start - self.run.start
+        return LockedRun(self.run.slice(start, end), self.slots[offset : offset + end - start])
 
 
 class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
@@ -121,7 +133,7 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
 
     def lock_donors(
         self, runs: Sequence[Run], tokens: NDArray[np.int32], state: ReuseState
-    ) -> tuple[list[Run], list[Any]]:
+    ) -> tuple[list[LockedRun], list[Any]]:
         """Lock the rows of runs in the tree.
 
         Args:
@@ -130,29 +142,30 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
             state: the request's.
 
         Returns:
-            The runs whose donors the tree still holds, and the locks to give to ``unlock``.
+            The runs whose donors the tree still holds, ascending, and the locks to give to ``unlock``.
         """
         assert self.donors is not None
-        kept: list[Run] = []
+        kept: list[LockedRun] = []
         locks: list[Any] = []
-        locked: list[NDArray[np.int32]] = []
+        locked: list[tuple[DonorPath, Any]] = []
         for run in sorted(runs, key=lambda run: -run.source_start - run.length):
             end = run.source_start + run.length
             path = self.donors.path_to(run)
             if path is None or not np.array_equal(path.tokens[run.source_start : end], tokens[run.start : run.end]):
                 continue
-            if any(len(slots) >= len(path.slots) and slots[len(path.slots) - 1] == path.slots[-1] for slots in locked):
-                kept.append(run)
-                continue
-            key = RadixKey(array("q", path.tokens.tobytes()), state.extra_key, cache_salt=state.cache_salt)
-            found = self._match_tree(MatchPrefixParams(key=key))
-            if found.device_prefix_len < len(path.slots):
-                logger.warning("irminsul: a donor of %d tokens is no longer in the tree", len(path.slots))
-                continue
-            locks.append(self.lock(found.last_device_node))
-            locked.append(path.slots)
-            kept.append(run)
-        return sorted(kept, key=lambda run: run.start), locks
+            slots = next((held for longer, held in locked if longer.covers(path)), None)
+            if slots is None:
+                # The index may lag behind the tree: the tree decides whether it holds the donor, and in which slots.
+                key = RadixKey(array("q", path.tokens.tobytes()), state.extra_key, cache_salt=state.cache_salt)
+                found = self._match_tree(MatchPrefixParams(key=key))
+                if found.device_prefix_len < len(path.slots):
+                    continue
+                root = self.root_node_handle(state.extra_key)
+                slots = self.tree_core.collect_full_device_indices(found.last_device_node, root)
+                locks.append(self.lock(found.last_device_node))
+                locked.append((path, slots))
+            kept.append(LockedRun(run, slots[run.source_start : end]))
+        return sorted(kept, key=lambda locked: locked.run.start), locks
 
     # -- derived rows ----------------------------------------------------------------------------------------------
 

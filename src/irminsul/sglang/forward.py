@@ -27,7 +27,7 @@ from torch import Tensor
 from irminsul.kernels.row_movers import RowMover
 from irminsul.rope import AngleSource, RopeSpec
 from irminsul.sglang.admission import OpenPlan, Planner
-from irminsul.sglang.attention import AttentionShape, absorbed_is_cheaper
+from irminsul.sglang.attention import AttentionShape, KeyBlocks, SharedKeys, absorbed_is_cheaper
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class SplitBatch:
         return lengths
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Unsplit:
     """What a forward batch says of its requests, beside what it says of its rows; for sampler and log probabilities."""
 
@@ -82,6 +82,32 @@ class Unsplit:
     """Fields of the forward batch, one entry a request."""
     absorbed: bool
     """Whether absorbed attention is the cheaper one for these rows."""
+    blocks: KeyBlocks | None
+    """Layout of keys that rows of a request share in up-projected attention; None: each row has its own."""
+    table: Tensor
+    """SGLang's slot table."""
+    lines: list[int]
+    """Of each request in it."""
+    shared_keys: SharedKeys | None = None
+    """Of the forward, from its first layer on."""
+
+    def choose(self, method: Any, forward_batch: Any) -> Any:  # SGLang's AttnForwardMethod, its ForwardBatch
+        """Return the form of attention for a layer, in place of the one that SGLang chose."""
+        from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (  # noqa: PLC0415
+            AttnForwardMethod,
+        )
+
+        if method not in (AttnForwardMethod.MHA_ONE_SHOT, AttnForwardMethod.MHA_CHUNKED_KV):
+            return method
+        if self.absorbed:
+            return AttnForwardMethod.MLA
+        if self.blocks is None:
+            return method
+        if self.shared_keys is None:
+            # One for all layers of a forward.
+            self.shared_keys = SharedKeys.of(self.blocks, self.table, self.lines)
+            forward_batch.mha_one_shot_kv_indices = self.shared_keys.slots
+        return AttnForwardMethod.MHA_ONE_SHOT
 
     @contextmanager
     def shown(self, forward_batch: Any) -> Iterator[None]:  # SGLang's ForwardBatch
@@ -108,16 +134,20 @@ class Splitter:
         mover: moves rows of the server's pool.
         rope: how the model turns its keys.
         shape: sizes of the model's attention.
+        max_shared_keys: up to so many keys, the rows of a request share them; 0 if the attention backend cannot.
     """
 
     current: Unsplit | None = None
     """Of the batch whose forward is running."""
 
-    def __init__(self, planner: Planner, mover: RowMover, rope: RopeSpec, shape: AttentionShape) -> None:
+    def __init__(
+        self, planner: Planner, mover: RowMover, rope: RopeSpec, shape: AttentionShape, max_shared_keys: int = 0
+    ) -> None:
         self._planner = planner
         self._mover = mover
         self._rope = rope
         self._shape = shape
+        self._max_shared_keys = max_shared_keys
 
     def make(self, batch: Any, make_forward_batch: Callable[[Any], Any]) -> Any:  # SGLang's own
         """Build the forward batch of a schedule batch, with rows split and copies launched.
@@ -134,9 +164,15 @@ class Splitter:
         if batch.sampling_info is not None and batch.has_grammar:
             batch.sampling_info.grammars = [req.grammar for req in batch.reqs]
         self._copy_rows(batch, plans)
+        blocks = KeyBlocks.of(split.owners_B, split.ends_B)
+        shared = blocks.total <= self._max_shared_keys
+        up_projected = blocks.total if shared else int(split.ends_B.sum())
         forward_batch.irminsul = Unsplit(
             _per_request(batch, split),
-            absorbed_is_cheaper(self._shape, split.starts_B, split.ends_B),
+            absorbed_is_cheaper(self._shape, split.starts_B, split.ends_B, up_projected),
+            blocks if shared else None,
+            batch.req_to_token_pool.req_to_token,
+            [req.kv.req_pool_idx for req in batch.reqs],
         )
         return forward_batch
 
@@ -157,16 +193,21 @@ class Splitter:
         offset = 0
         for extend, plan in zip(batch.extend_lens, plans, strict=True):
             if plan is not None:
-                for run in plan.runs:
+                for copied in plan.copies:
+                    run = copied.run
                     start = offset + run.start - plan.start
-                    sources.append(run.slots)
+                    sources.append(copied.slots)
                     targets.append(np.arange(start, start + run.length))
                     old.append(np.arange(run.source_start, run.source_start + run.length))
                     new.append(np.arange(run.start, run.end))
             offset += extend
         device = batch.out_cache_loc.device
-        moves_4N = np.stack([np.concatenate(part).astype(np.int64) for part in (sources, targets, old, new)])
-        sources_N, at_N, old_N, new_N = to_device(moves_4N, device)
+        at_N, old_N, new_N = to_device(np.stack([np.concatenate(part) for part in (targets, old, new)]), device)
+        if device.type == "cuda":
+            for part in sources:
+                # Made on the scheduler's stream, and let go of before this one has read them.
+                part.record_stream(torch.cuda.current_stream())
+        sources_N = torch.cat(sources).to(torch.int64)
         self._mover(self._rope, sources_N, batch.out_cache_loc[at_N], old_N, new_N, AngleSource.TABLE)
         for plan in plans:
             if plan is not None:

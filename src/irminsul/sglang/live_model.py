@@ -118,6 +118,19 @@ class LiveModel:
         return torch.cat([latent_NC, turned_N1R.reshape(len(projected_NW), -1)], dim=-1).to(dtype)
 
 
+def max_shared_keys(model_runner: Any) -> int:
+    """Return up to how many keys batch rows of a request can share in up-projected attention.
+
+    With FlashAttention 3, as many as SGLang up-projects in one pass; none with other backends.
+    """
+    backend = getattr(model_runner.attn_backend, "prefill_backend", model_runner.attn_backend)
+    if type(backend).__name__ != "FlashAttentionBackend" or backend.fa_impl_ver != 3:
+        return 0
+    from sglang.srt.environ import envs  # noqa: PLC0415
+
+    return int(envs.SGLANG_MAX_KV_CHUNK_CAPACITY.get())
+
+
 def first_attention(model: Any) -> tuple[Any, Any]:
     """Return (norm, attention) of the first MLA attention of a model.
 

@@ -50,11 +50,11 @@ def force_plans():
         gaps = forced().get("gaps", 0)
         return make_plan(n_tokens, runs=[part for run in runs for part in cut(run, gaps)], **arguments)
 
-    def init_with_wrong_turns(self, planner, mover, rope, shape):
+    def init_with_wrong_turns(self, planner, mover, rope, *rest):
         def move(rope, sources, targets, old, new, source):
             mover(rope, sources, targets, old, new + forced().get("wrong_delta", 0), source)
 
-        init(self, planner, move, rope, shape)
+        init(self, planner, move, rope, *rest)
 
     admission.make_plan = make_cut_plan
     Splitter.__init__ = init_with_wrong_turns
