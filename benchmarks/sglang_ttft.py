@@ -2,16 +2,17 @@
 
 Prediction, before the first run of the plugin (from an experiment with the same split of a batch and naive copies):
 two gaps within 1.1 times the exact-prefix hit at the same number of computed tokens, five within 1.15, seventeen
-within 1.5; nothing to recover within 2 per cent of stock; decode throughput within 1 per cent.
+within 1.5; nothing to recover within 2 per cent of stock, observing within 1; decode throughput within 1 per cent.
 
     python benchmarks/sglang_ttft.py --out FILE [--tokens 16384 32768 65536] [--repeats 5] [--graphs] [--flags JSON]
 
-A model of DeepSeek-V2-Lite's shape with dummy weights (time does not depend on them), FA3, one GPU. Two engines run
-side by side in one GPU, stock (no plugin loaded) and irminsul, and are called in turn. A prompt is random token ids;
-its donor was served cold just before. Gaps: the first 200 tokens changed, 37 more inserted, the last 512 new, and
-between them stretches of 32 changed tokens. ``prefix_hit_ms``: stock, a prompt that shares all but as many tokens as
-the live one computes. Times are wall times of a whole request of one new token; medians, with the smallest and the
-largest. The last line is one JSON object.
+A model of DeepSeek-V2-Lite's shape with dummy weights (time does not depend on them), FA3, one GPU. Three engines run
+side by side in one GPU, stock (no plugin loaded), irminsul, and irminsul in observe mode, and are called in turn. A
+prompt is random token ids; its donor was served cold just before. Gaps: the first 200 tokens changed, 37 more inserted,
+the last 512 new, and between them stretches of 32 changed tokens. ``prefix_hit_ms``: stock, a prompt that shares all
+but as many tokens as the live one computes. ``nothing_to_recover``: prompts nobody has seen, and for the observing
+engine also prompts that share a passage with what it has seen. Times are wall times of a whole request of one new
+token; medians, with the smallest and the largest. The last line is one JSON object.
 """
 
 import argparse
@@ -108,10 +109,11 @@ def main() -> None:
         with (
             SglangEngine("stock", flags, {"SGLANG_PLUGINS": "none"}, arguments.logs) as stock,
             SglangEngine("irminsul", live_flags, {}, arguments.logs) as live,
+            SglangEngine("observe", live_flags, {"IRMINSUL_SGLANG_MODE": "observe"}, arguments.logs) as observe,
         ):
-            stock.wait()
-            live.wait()
-            result = measure(stock, live, arguments.tokens, arguments.repeats)
+            for engine in (stock, live, observe):
+                engine.wait()
+            result = measure(stock, live, observe, arguments.tokens, arguments.repeats)
     result = {
         "what": "TTFT with live shifted reuse, stock SGLang and exact-prefix hits, " + describe(flags),
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
@@ -124,10 +126,12 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def measure(stock: SglangEngine, live: SglangEngine, lengths: list[int], repeats: int) -> dict[str, Any]:
+def measure(
+    stock: SglangEngine, live: SglangEngine, observe: SglangEngine, lengths: list[int], repeats: int
+) -> dict[str, Any]:
     """Time every case, engines in turn."""
     rng = random.Random(0)
-    for engine in (stock, live):
+    for engine in (stock, live, observe):
         for _ in range(2):
             donor = fresh(rng, WARM_UP_TOKENS)
             engine.generate(donor, max_new_tokens=8)
@@ -138,7 +142,7 @@ def measure(stock: SglangEngine, live: SglangEngine, lengths: list[int], repeats
         for gaps in GAPS:
             rows.append(one_case(rng, stock, live, n_tokens, gaps, repeats))
             print(json.dumps(rows[-1]), flush=True)
-        parity.append(nothing_to_recover(rng, stock, live, n_tokens, repeats))
+        parity.append(nothing_to_recover(rng, stock, live, observe, n_tokens, repeats))
         print(json.dumps(parity[-1]), flush=True)
     return {"rows": rows, "nothing_to_recover": parity, "decode": decode(rng, stock, live)}
 
@@ -175,21 +179,29 @@ def one_case(
 
 
 def nothing_to_recover(
-    rng: random.Random, stock: SglangEngine, live: SglangEngine, n_tokens: int, repeats: int
+    rng: random.Random, stock: SglangEngine, live: SglangEngine, observe: SglangEngine, n_tokens: int, repeats: int
 ) -> dict[str, Any]:
-    """Time prompts that nobody has seen, in both."""
-    times: dict[str, list[float]] = {"stock": [], "live": []}
-    for _ in range(repeats):
+    """Time prompts of which nothing is reused: seen by nobody, or by an engine that only observes."""
+    engines = {"stock": stock, "live": live, "observe": observe}
+    times: dict[str, list[float]] = {name: [] for name in (*engines, "stock_moved", "observe_moved")}
+    for repeat in range(repeats):
         prompt = fresh(rng, n_tokens)
-        times["stock"].append(stock.generate(prompt)["seconds"])
-        times["live"].append(live.generate(prompt)["seconds"])
-        stock.flush()
-        live.flush()
+        moved, _ = changed(rng, prompt, 5)
+        # Each goes first as often as the others.
+        for name in sorted(engines, key=lambda name: (list(engines).index(name) + repeat) % len(engines)):
+            times[name].append(engines[name].generate(prompt)["seconds"])
+            if name != "live":
+                times[f"{name}_moved"].append(engines[name].generate(moved)["seconds"])
+        for engine in engines.values():
+            engine.flush()
+    medians = {name: statistics.median(values) for name, values in times.items()}
     return {
         "prompt_tokens": n_tokens,
         **{f"{name}_ms": milliseconds(values) for name, values in times.items()},
         **{f"{name}_ms_range": spread(values) for name, values in times.items()},
-        "live_over_stock": round(statistics.median(times["live"]) / statistics.median(times["stock"]), 4),
+        "live_over_stock": round(medians["live"] / medians["stock"], 4),
+        "observe_over_stock": round(medians["observe"] / medians["stock"], 4),
+        "observe_over_stock_moved": round(medians["observe_moved"] / medians["stock_moved"], 4),
     }
 
 

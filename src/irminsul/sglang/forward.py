@@ -189,25 +189,25 @@ class Splitter:
 
     def _copy_rows(self, batch: Any, plans: Sequence[OpenPlan | None]) -> None:
         """Launch the copy of all reused rows of a batch, then unlock their donors."""
+        device = batch.out_cache_loc.device
         sources, targets, old, new = [], [], [], []
         offset = 0
         for extend, plan in zip(batch.extend_lens, plans, strict=True):
             if plan is not None:
                 for copied in plan.copies:
                     run = copied.run
-                    start = offset + run.start - plan.start
+                    # Counted on the device: a long prompt's positions are megabytes.
+                    positions = torch.arange(run.start, run.end, device=device)
                     sources.append(copied.slots)
-                    targets.append(np.arange(start, start + run.length))
-                    old.append(np.arange(run.source_start, run.source_start + run.length))
-                    new.append(np.arange(run.start, run.end))
+                    targets.append(positions + (offset - plan.start))
+                    old.append(positions - run.delta)
+                    new.append(positions)
             offset += extend
-        device = batch.out_cache_loc.device
-        at_N, old_N, new_N = to_device(np.stack([np.concatenate(part) for part in (targets, old, new)]), device)
         if device.type == "cuda":
             for part in sources:
                 # Made on the scheduler's stream, and let go of before this one has read them.
                 part.record_stream(torch.cuda.current_stream())
-        sources_N = torch.cat(sources).to(torch.int64)
+        sources_N, at_N, old_N, new_N = (torch.cat(parts).to(torch.int64) for parts in (sources, targets, old, new))
         self._mover(self._rope, sources_N, batch.out_cache_loc[at_N], old_N, new_N, AngleSource.TABLE)
         for plan in plans:
             if plan is not None:
