@@ -164,6 +164,60 @@ def test_a_chat_can_opt_out(server):
     answer = server.post("/v1/chat/completions", json=body | {"custom_params": {"irminsul": {"mode": "off"}}})
     assert answer.status_code == httpx.codes.OK
     assert answer.json()["usage"]["completion_tokens"] == 1
+    assert "irminsul" not in answer.json()["usage"]
+
+
+def usage_of(server, path, *, stream, **body):
+    """Ask over OpenAI's protocol; return the usage block."""
+    body = {"model": "any", "max_tokens": 3, "temperature": 0} | body
+    if not stream:
+        return server.post(path, json=body).json()["usage"]
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    lines = server.post(path, json=body).text.splitlines()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    (usage,) = (chunk["usage"] for chunk in chunks if chunk.get("usage"))
+    return usage
+
+
+def check_sums(usage):
+    """The block's classes add up to the prompt, and agree with SGLang's own count."""
+    block = usage["irminsul"]
+    cached = block["prefix"] + block["approximate_prefix"]
+    assert cached == usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached + block["shifted"] + block["computed"] == usage["prompt_tokens"]
+    assert block["planned_shifted"] == block["shifted"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_usage_of_a_completion_has_the_counters(server, prompts, stream):
+    for prompt in prompts[:2]:
+        usage_of(server, "/v1/completions", stream=stream, prompt=prompt)
+    # Known until the cut, and moved by it from there on.
+    cut = 50 if stream else 40
+    usage = usage_of(server, "/v1/completions", stream=stream, prompt=prompts[1][:cut] + prompts[1][60:])
+    check_sums(usage)
+    assert usage["irminsul"]["prefix"] == cut
+    assert usage["irminsul"]["shifted"] > 200
+    assert usage["irminsul"]["gaps"] >= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_usage_of_a_chat_has_the_counters(server, stream):
+    for head in ("Good morning.", "How do you do? I have a question for you."):
+        content = f"{head} It is about {'streams' if stream else 'texts'}.\n\n{json.__doc__[:1500]}"
+        messages = [{"role": "user", "content": content}]
+        usage = usage_of(server, "/v1/chat/completions", stream=stream, messages=messages)
+        check_sums(usage)
+    assert usage["irminsul"]["shifted"] > 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_counts_a_prompt_once_for_all_its_choices(server, prompts, stream):
+    several = [prompts[0][:90], prompts[1][:70]]
+    usage = usage_of(server, "/v1/completions", stream=stream, prompt=several, n=2)
+    check_sums(usage)
+    assert usage["prompt_tokens"] == 160
+    assert usage["completion_tokens"] == 12
 
 
 def test_metrics_stand_beside_sglangs(server):

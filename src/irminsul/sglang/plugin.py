@@ -58,6 +58,26 @@ HOOKED: dict[str, tuple[str, ...]] = {
     "sglang.srt.managers.scheduler_components.output_streamer."
     "SchedulerOutputStreamer.is_request_level_customized_info_key": ("self", "key"),
     "sglang.srt.sampling.sampling_params.SamplingParams.verify": ("self", "vocab_size"),
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._stream_one_response": ("self", "obj", "state", "request"),
+    "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_response_usage": (
+        "responses",
+        "n_choices",
+        "enable_cache_report",
+        "image_tokens",
+        "audio_tokens",
+        "video_tokens",
+    ),
+    "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_streaming_usage": (
+        "prompt_tokens",
+        "reasoning_tokens",
+        "completion_tokens",
+        "cached_tokens",
+        "n_choices",
+        "enable_cache_report",
+        "image_tokens",
+        "audio_tokens",
+        "video_tokens",
+    ),
 }
 """What is hooked in SGLang, and the parameters it must have."""
 
@@ -168,6 +188,9 @@ def _hooks() -> dict[str, Callable[..., Any]]:
                 _get_handler,
                 _is_request_level,
                 _verify,
+                _stream_one_response,
+                _response_usage,
+                _streaming_usage,
             ),
             strict=True,
         )
@@ -229,6 +252,31 @@ def _verify(original: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> A
     if _selected():
         read_request_options(sampling_params.custom_params)
     return original(sampling_params, *args, **kwargs)
+
+
+def _stream_one_response(original: Any, manager: Any, obj: Any, state: Any, request: Any = None) -> Any:
+    outputs = original(manager, obj, state, request)
+    if not (_selected() and getattr(obj, "stream", False)):
+        return outputs
+    from irminsul.sglang.usage import carry_counters  # noqa: PLC0415
+
+    return carry_counters(outputs, state)
+
+
+def _response_usage(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _selected():
+        return original(*args, **kwargs)
+    from irminsul.sglang.usage import response_usage  # noqa: PLC0415
+
+    return response_usage(original, *args, **kwargs)
+
+
+def _streaming_usage(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if not _selected():
+        return original(*args, **kwargs)
+    from irminsul.sglang.usage import streaming_usage  # noqa: PLC0415
+
+    return streaming_usage(original, *args, **kwargs)
 
 
 def _selected() -> bool:
