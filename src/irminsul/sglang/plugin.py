@@ -31,6 +31,8 @@ HOOKED: dict[str, tuple[str, ...]] = {
         "truncation_align_size",
     ),
     "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req": ("self", "req"),
+    "sglang.srt.managers.scheduler.Scheduler.run_batch": ("self", "batch", "pp_proxy_tensors"),
+    "sglang.srt.managers.scheduler.Scheduler.process_batch_result": ("self", "batch", "result"),
     "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": (
         "cls",
         "batch",
@@ -81,6 +83,47 @@ HOOKED: dict[str, tuple[str, ...]] = {
 }
 """What is hooked in SGLang, and the parameters it must have."""
 
+HOOKED_FOR_SHARED_KEYS: dict[str, tuple[str, ...]] = {
+    "sglang.srt.layers.attention.flashattention_backend.flash_attn_varlen_func": (
+        "q",
+        "k",
+        "v",
+        "cu_seqlens_q",
+        "cu_seqlens_k",
+        "max_seqlen_q",
+        "max_seqlen_k",
+        "seqused_q",
+        "seqused_k",
+        "page_table",
+        "softmax_scale",
+        "causal",
+        "qv",
+        "q_descale",
+        "k_descale",
+        "v_descale",
+        "window_size",
+        "attention_chunk",
+        "softcap",
+        "num_splits",
+        "pack_gqa",
+        "only_qv",
+        "sm_margin",
+        "return_softmax_lse",
+        "sinks",
+        "score_mod",
+        "aux_tensors",
+        "sfq",
+        "sfk",
+        "sfv",
+        "rel_bias",
+        "rel_bias_prep_cache",
+        "ver",
+        "out",
+        "mask_mod",
+    ),
+}
+"""As above, where FlashAttention exists: on a GPU."""
+
 
 @dataclass(frozen=True)
 class Reuse:
@@ -95,12 +138,16 @@ _reuse: Reuse | None = None
 
 def activate() -> None:
     """Register the backend and the hooks; SGLang's entry point ``sglang.srt.plugins``."""
+    import torch  # noqa: PLC0415
     from sglang.srt.mem_cache.registry import register_radix_cache_backend  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     register_radix_cache_backend(BACKEND, build_cache)
     for target, hook in _hooks().items():
         HookRegistry.register(target, hook, HookType.AROUND)
+    if torch.cuda.is_available():
+        for target in HOOKED_FOR_SHARED_KEYS:
+            HookRegistry.register(target, _flash_attention, HookType.AROUND)
 
 
 def build_cache(context: Any) -> Any:  # SGLang's TreeCacheBuildContext
@@ -124,7 +171,7 @@ def _build_cache(context: Any, settings: Settings) -> Any:
     from irminsul.sglang.cache import IrminsulRadixCache  # noqa: PLC0415
     from irminsul.sglang.donors import DonorIndex  # noqa: PLC0415
     from irminsul.sglang.forward import Splitter  # noqa: PLC0415
-    from irminsul.sglang.live_model import LiveModel  # noqa: PLC0415
+    from irminsul.sglang.live_model import LiveModel, max_shared_keys  # noqa: PLC0415
     from irminsul.sglang.support import check_hooks, check_server, check_version  # noqa: PLC0415
 
     check_version(version("sglang"), force=settings.force_version)
@@ -152,7 +199,11 @@ def _build_cache(context: Any, settings: Settings) -> Any:
     # All ranks of a tensor-parallel group serve the same requests, and /metrics adds up what processes count.
     accounting = Accounting.make(cache, enabled=context.params.enable_metrics and context.tp_rank == 0)
     planner = Planner(cache, settings.policy, accounting.count)
-    _reuse = Reuse(planner, Splitter(planner, live.mover(settings.row_kernel), live.rope, live.shape))
+    shared_keys = max_shared_keys(runner)
+    if shared_keys:
+        check_hooks(HOOKED_FOR_SHARED_KEYS)
+    splitter = Splitter(planner, live.mover(settings.row_kernel), live.rope, live.shape, shared_keys)
+    _reuse = Reuse(planner, splitter)
     logger.info(
         "irminsul %s: mode %s, matcher %s, rows %s, %s, index %.0f MiB",
         version("irminsul-kv"),
@@ -182,6 +233,8 @@ def _hooks() -> dict[str, Callable[..., Any]]:
             (
                 _add_one_req,
                 _add_chunked_req,
+                _run_batch,
+                _process_batch_result,
                 _init_new,
                 _forward,
                 _from_forward_batch,
@@ -212,6 +265,18 @@ def _add_chunked_req(original: Any, adder: Any, req: Any) -> Any:
     return _reuse.planner.admit(adder, req, lambda: original(adder, req), first=False)
 
 
+def _run_batch(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    if _reuse is not None:
+        _reuse.planner.launched()
+    return original(scheduler, *args, **kwargs)
+
+
+def _process_batch_result(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    if _reuse is not None:
+        _reuse.planner.processed()
+    return original(scheduler, *args, **kwargs)
+
+
 def _init_new(original: Any, cls: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     if _reuse is None:
         return original(cls, batch, *args, **kwargs)
@@ -235,11 +300,16 @@ def _from_forward_batch(original: Any, cls: Any, forward_batch: Any) -> Any:
 def _get_handler(original: Any, cls: Any, backend_name: str) -> Any:
     handler = original(cls, backend_name)
     unsplit = None if _reuse is None else _reuse.splitter.current
-    if unsplit is None or not unsplit.absorbed:
+    if unsplit is None:
         return handler
-    from sglang.srt.models.deepseek_common.attention_backend_handler import _dispatch_mla_subtype  # noqa: PLC0415
+    return lambda attention, forward_batch: unsplit.choose(handler(attention, forward_batch), forward_batch)
 
-    return _dispatch_mla_subtype
+
+def _flash_attention(original: Any, *args: Any, **kwargs: Any) -> Any:
+    unsplit = None if _reuse is None else _reuse.splitter.current
+    if unsplit is None or unsplit.shared_keys is None:
+        return original(*args, **kwargs)
+    return original(*args, **kwargs | unsplit.shared_keys.arguments())
 
 
 def _is_request_level(original: Any, streamer: Any, key: str) -> Any:
