@@ -66,6 +66,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("attn_dp_size", (1,), _DP_ATTENTION),
     Option("enable_two_batch_overlap", (False,), "it splits a batch by itself"),
     Option("enable_pdmux", (False,), "it splits a prefill by layers"),
+    Option("tokenizer_worker_num", (1,), "SGLang loads no plugins in further front ends"),
     Option("enable_streaming_session", (False,), "a session's rows are not in the tree"),
     Option("enable_deterministic_inference", OFF, "approximate reuse depends on what is in the cache"),
     Option("kv_canary", (None, "none", "off", False), "it checks that a row was computed where it stands"),
