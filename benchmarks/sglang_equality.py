@@ -184,7 +184,7 @@ def run_all(names: list[str], at_once: int, run: Any, result: dict[str, Any], ou
     Args:
         names: of configurations.
         at_once: so many beside each other.
-        run: returns ``flags``, ``environment``, ``rows``, ... of a configuration; SystemExit if an engine ends.
+        run: returns ``flags``, ``environment``, ``rows``, ... of a configuration, or raises.
         result: gets ``configurations``, by name, and all ``rows``.
         out: the file, written after each configuration.
     """
@@ -194,9 +194,9 @@ def run_all(names: list[str], at_once: int, run: Any, result: dict[str, Any], ou
             name = running[done]
             try:
                 found = done.result()
-            except SystemExit as error:
+            except (SystemExit, Exception) as error:  # noqa: BLE001  # whatever it is, the other configurations go on
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
-                found = {"failed": last_error(str(error)), "rows": []}
+                found = {"failed": last_error(f"{type(error).__name__}: {error}"), "rows": []}
             rows = [{"configuration": name, **row} for row in found.pop("rows")]
             for row in rows:
                 print(json.dumps(row), flush=True)
