@@ -224,6 +224,10 @@ def patterns(
         int | None, typer.Option(min=1, help="Different conversations (for rerank: documents) that requests share.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another log.")] = 0,
+    prompt_tokens: Annotated[
+        str | None,
+        typer.Option(help="Make every prompt about so long, like 8K or 64K; the pattern's own lengths if not."),
+    ] = None,
     markers: Annotated[  # noqa: FBT002
         bool, typer.Option("--markers/--no-markers", help="Put a 64-token line around what requests share (S2).")
     ] = False,
@@ -238,7 +242,8 @@ def patterns(
     line = None
     if markers:
         line = module.marker_line(_need("irminsul.trace.tokenise", "analyze").load_tokeniser(tokenizer))
-    made = module.generate(name, calls=calls, bodies=bodies, seed=seed, marker=line)
+    length = None if prompt_tokens is None else _need("irminsul.trace.command", "analyze").parse_tokens(prompt_tokens)
+    made = module.generate(name, calls=calls, bodies=bodies, seed=seed, marker=line, prompt_tokens=length)
     _write_lines(out, module.pattern_lines(made, form))
 
 

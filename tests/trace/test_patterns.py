@@ -411,6 +411,28 @@ def test_the_marker_cuts_and_keeps_its_tokens_in_the_prompt(tokeniser: Tokeniser
             assert json.dumps(encode(text)).count(json.dumps(tokens)[1:-1]) == text.count(line)
 
 
+@pytest.mark.parametrize("prompt_tokens", [8_000, 17_000, 64_000])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_prompts_have_the_length_that_was_asked_for(name: str, prompt_tokens: int) -> None:
+    tokeniser = load_tokeniser()
+    calls = list(generate(name, calls=4, bodies=None if name == "rerank" else 2, prompt_tokens=prompt_tokens))
+    lengths = [
+        sum(len(piece.tokens) for piece in tokeniser.encode(tokeniser.pieces(Chat(call.messages, call.tools))))
+        for call in calls
+    ]
+    # docs/patterns.md says so.
+    least = 0.75 if name == "compact" else 0.88
+    assert least * prompt_tokens < min(lengths) <= max(lengths) < 1.12 * prompt_tokens
+    assert len({len(call.tools or ()) for call in calls}) == 1 or name == "tool_variants"
+
+
+def test_impossible_lengths_are_refused() -> None:
+    with pytest.raises(InputError, match="prompts of this pattern can be of 8K tokens or more, got 4000"):
+        list(generate("sysvar", prompt_tokens=4_000))
+    with pytest.raises(InputError, match=r"20 documents have .* characters, a prompt needs"):
+        list(generate("rerank", bodies=20, prompt_tokens=64_000))
+
+
 def test_impossible_orders_are_refused() -> None:
     with pytest.raises(InputError, match="unknown pattern 'rag'; valid patterns: agent_meta, sysvar"):
         generate("rag")

@@ -47,7 +47,10 @@ _CONVERSATION_TOKENS = (1_000, 15_000)
 _BUDGET_TOKENS, _CLEAR_ABOVE, _SUMMARY_EVERY, _KEPT_RESULTS = 24_000, 0.75, 10, 4
 _LONGEST_RESULT = 8_000
 _DOCUMENT_TOKENS, _DOCUMENTS, _ZIPF = (400, 1_600), (8, 20), 0.8
+_LONGEST_DOCUMENT = _DOCUMENT_TOKENS[1] * CHARS_PER_TOKEN
 _EDITS = (1, 3)
+# Characters for conversation or documents in a prompt of a given length.
+_LEAST_ROOM = 5_000
 _START = datetime(2026, 1, 12, 9, tzinfo=UTC)
 
 # With the eight of coding_tools.json these are 22.
@@ -115,9 +118,35 @@ class _Order:
     rng: Rng
     marker: Marker
     library: Library
+    prompt_tokens: int | None
+    """About how long every prompt is to be; None for the pattern's own lengths."""
+
+    def tools(self) -> tuple[Tool, ...]:
+        """Return all tools; of prompts of a given length, at most half is system prompt and tools."""
+        few = self.prompt_tokens is not None and 2 * _frame_chars(_tools()) > self.prompt_tokens * CHARS_PER_TOKEN
+        return _tools()[:_FEW_TOOLS] if few else _tools()
+
+    def tools_of(self, body: int) -> tuple[Tool, ...]:
+        """Offer every other body all tools, the rest those of our own writing; to prompts of one length the same."""
+        return self.tools() if self.prompt_tokens is not None or not body % 2 else _tools()[:_FEW_TOOLS]
+
+    def room(self, prompt_tokens: int, frame_chars: int) -> float:
+        """Return the characters that a prompt of given length has beside what frames it.
+
+        Raises:
+            InputError: there is hardly any.
+        """
+        room = prompt_tokens * CHARS_PER_TOKEN - frame_chars
+        if room < _LEAST_ROOM:
+            least = -(-int(frame_chars + _LEAST_ROOM) // int(1_000 * CHARS_PER_TOKEN))
+            raise InputError(f"prompts of this pattern can be of {least}K tokens or more, got {prompt_tokens}")
+        return room
 
     def conversations(self) -> list[tuple[Message, ...]]:
         """Make a conversation for each body, from the shortest to the longest."""
+        if self.prompt_tokens is not None:
+            room = int(self.room(self.prompt_tokens, _frame_chars(self.tools())))
+            return [conversation(self.library, self.rng, room) for _ in range(self.bodies)]
         shortest, longest = (tokens * CHARS_PER_TOKEN for tokens in _CONVERSATION_TOKENS)
         step = (longest - shortest) / max(1, self.bodies - 1)
         return [conversation(self.library, self.rng, int(shortest + i * step)) for i in range(self.bodies)]
@@ -145,7 +174,13 @@ class Pattern:
 
 
 def generate(
-    name: str, *, calls: int | None = None, bodies: int | None = None, seed: int = 0, marker: str | None = None
+    name: str,
+    *,
+    calls: int | None = None,
+    bodies: int | None = None,
+    seed: int = 0,
+    marker: str | None = None,
+    prompt_tokens: int | None = None,
 ) -> Iterator[PatternCall]:
     """Make the calls of a pattern, in time order.
 
@@ -155,6 +190,8 @@ def generate(
         bodies: how many different shared texts there are (conversations; for rerank, documents).
         seed: another seed, another log.
         marker: the line to put around shared regions, see ``marker_line``; None for none.
+        prompt_tokens: make every prompt about so long (in DeepSeek's vocabulary, without markers); the prompts of
+            compact are held at that length or somewhat below. None for the pattern's own lengths.
 
     Raises:
         InputError: an unknown pattern, an impossible size, or a Python without its library's sources.
@@ -163,12 +200,19 @@ def generate(
         raise InputError(f"unknown pattern {name!r}; valid patterns: {', '.join(PATTERNS)}")
     pattern = PATTERNS[name]
     calls = pattern.calls if calls is None else calls
-    bodies = pattern.bodies if bodies is None else bodies
+    bodies = _enough_bodies(pattern, prompt_tokens) if bodies is None else bodies
     if calls < 1 or bodies < 1:
         raise InputError(f"calls and bodies must be >= 1, got {calls} and {bodies}")
     # A string seed is hashed with SHA-512, the same in every process.
     rng = random.Random(f"{name} {seed}")  # noqa: S311
-    return pattern.make(_Order(calls, bodies, rng, Marker(marker), standard_library()))
+    return pattern.make(_Order(calls, bodies, rng, Marker(marker), standard_library(), prompt_tokens))
+
+
+def _enough_bodies(pattern: Pattern, prompt_tokens: int | None) -> int:
+    """Return the pattern's own number; long prompts of documents need more of them."""
+    if pattern.bodies_are != "documents" or prompt_tokens is None:
+        return pattern.bodies
+    return max(pattern.bodies, int(1.2 * prompt_tokens / (sum(_DOCUMENT_TOKENS) / 2)))
 
 
 def marker_line(tokeniser: Tokeniser, seed: int = 0) -> str:
@@ -245,7 +289,7 @@ def _agent_meta(order: _Order) -> Iterator[PatternCall]:
     for number, body in enumerate(order.shuffled_bodies()):
         header = _header(order.rng, now := next(clock))
         messages = (_system(f"{header}\n\n{system}"), *conversations[body], order.asked(number))
-        yield _one_of(body, number, now, messages, _tools_of(body), f"header of {len(header)} characters")
+        yield _one_of(body, number, now, messages, order.tools_of(body), f"header of {len(header)} characters")
 
 
 def _sysvar(order: _Order) -> Iterator[PatternCall]:
@@ -256,7 +300,7 @@ def _sysvar(order: _Order) -> Iterator[PatternCall]:
         now, place, branch = next(clock), order.rng.choice(_PLACES), order.rng.choice(_BRANCHES)
         system = _system(f"{before}\n\n{_environment(now, place, branch)}\n\n{after}")
         messages = (system, *conversations[body], order.asked(number))
-        yield _one_of(body, number, now, messages, _tools_of(body), f"{place} on {branch}")
+        yield _one_of(body, number, now, messages, order.tools_of(body), f"{place} on {branch}")
 
 
 def _header(rng: Rng, now: datetime) -> str:
@@ -267,42 +311,57 @@ def _header(rng: Rng, now: datetime) -> str:
     return "\n".join(lines)
 
 
-def _tools_of(body: int) -> tuple[Tool, ...]:
-    """Give every other body all tools, the rest those of our own writing."""
-    return _tools()[:_FEW_TOOLS] if body % 2 else _tools()
-
-
 # -- compact: a conversation that is edited to stay within a budget --
 
 
 def _compact(order: _Order) -> Iterator[PatternCall]:
     clock = _clock(order.rng)
-    windows = [_Window() for _ in range(order.bodies)]
+    windows = [_Window(order) for _ in range(order.bodies)]
     for number in range(order.calls):
         place, body = divmod(number, order.bodies)
         window = windows[body]
         if not place:
-            window.append(_marked_turn(order, 0))
+            window.begin()
         note = window.fit(place)
-        coming = _marked_turn(order, place + 1)
+        coming = window.next_turn()
         messages = (*window.messages(), coming[0])
-        yield PatternCall(f"body-{body}", "main", next(clock).timestamp(), messages, _tools(), note)
+        yield PatternCall(f"body-{body}", "main", next(clock).timestamp(), messages, order.tools(), note)
         window.append(coming)
 
 
-def _marked_turn(order: _Order, number: int) -> tuple[Message, ...]:
-    first, *rest = turn(order.library, order.rng, number, longest=_LONGEST_RESULT)
+def _marked_turn(order: _Order, number: int, longest: int) -> tuple[Message, ...]:
+    first, *rest = turn(order.library, order.rng, number, longest=longest)
     return (first | {"content": order.marker.before(first["content"])}, *rest)
 
 
 class _Window:
     """A conversation that forgets: first old tool results, then whole turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: _Order) -> None:
+        self._order = order
         self._system = _system(_system_prompt(_environment(_START, _PLACES[0], _BRANCHES[0])))
         self._turns: list[tuple[Message, ...]] = []
-        self._fixed = text_chars([self._system]) + len(_json(_tools()))
+        self._made = 0
+        self._fixed = text_chars([self._system]) + len(_json(order.tools()))
         self._summary: list[str] = []
+        if order.prompt_tokens is None:
+            self._budget, self._longest_result = _BUDGET_TOKENS * CHARS_PER_TOKEN, _LONGEST_RESULT
+            self._clear_above = _CLEAR_ABOVE * self._budget
+        else:
+            room = order.room(order.prompt_tokens, self._fixed)
+            self._budget, self._longest_result = self._fixed + room, min(_LONGEST_RESULT, int(room / 8))
+            self._clear_above = self._fixed + _CLEAR_ABOVE * room
+
+    def begin(self) -> None:
+        """Make the first turn; prompts of a given length begin with as many as there is room for."""
+        self.append(self.next_turn())
+        while self._order.prompt_tokens is not None and self._chars() < self._clear_above:
+            self.append(self.next_turn())
+
+    def next_turn(self) -> tuple[Message, ...]:
+        """Make another turn."""
+        self._made += 1
+        return _marked_turn(self._order, self._made - 1, self._longest_result)
 
     def append(self, made: tuple[Message, ...]) -> None:
         """Add a turn."""
@@ -316,10 +375,9 @@ class _Window:
         """Forget what has to be forgotten before the call at a place of the conversation; say what it was."""
         if place and place % _SUMMARY_EVERY == 0:
             return self._summarise()
-        budget = _BUDGET_TOKENS * CHARS_PER_TOKEN
-        cleared = self._clear_oldest(_CLEAR_ABOVE * budget)
+        cleared = self._clear_oldest(self._clear_above)
         note = f"{cleared} results cleared"
-        return f"{note}, {self._summarise()}" if self._chars() > budget else note
+        return f"{note}, {self._summarise()}" if self._chars() > self._budget else note
 
     def _chars(self) -> int:
         return self._fixed + sum(text_chars(one) for one in self._turns)
@@ -362,9 +420,12 @@ def _rerank(order: _Order) -> Iterator[PatternCall]:
     system = _system(_text("archive.txt"))
     documents, clock = _documents(order), _clock(order.rng)
     weights = [1 / rank**_ZIPF for rank in range(1, len(documents) + 1)]
+    room = None if order.prompt_tokens is None else order.room(order.prompt_tokens, len(system["content"]))
     for number in range(order.calls):
-        count = min(order.rng.randint(*_DOCUMENTS), len(documents))
-        picked = _sample(order.rng, documents, weights, count)
+        count = None if room is not None else min(order.rng.randint(*_DOCUMENTS), len(documents))
+        drawn = _by_weight(order.rng, documents, weights)
+        picked = drawn[:count] if room is None else _that_fit(drawn, room)
+        order.rng.shuffle(picked)
         scores = sorted((order.rng.randint(300, 990) for _ in picked), reverse=True)
         shown = [
             f"[{place}] {document.title} (score 0.{score})\n{order.marker.around(document.text)}"
@@ -373,7 +434,7 @@ def _rerank(order: _Order) -> Iterator[PatternCall]:
         asked = f"({number}) {question(order.library, order.rng)}"
         messages = (system, {"role": "user", "content": "\n\n".join([*shown, asked])})
         ts = next(clock).timestamp()
-        yield PatternCall("archive", f"request-{number:04}", ts, messages, None, f"{count} documents")
+        yield PatternCall("archive", f"request-{number:04}", ts, messages, None, f"{len(picked)} documents")
 
 
 def _documents(order: _Order) -> list[Document]:
@@ -385,13 +446,19 @@ def _documents(order: _Order) -> list[Document]:
     return order.rng.sample(documents, order.bodies)
 
 
-def _sample(rng: Rng, documents: Sequence[Document], weights: Sequence[float], count: int) -> list[Document]:
-    """Draw different documents by weight; their order is random."""
+def _by_weight(rng: Rng, documents: Sequence[Document], weights: Sequence[float]) -> list[Document]:
+    """Draw all documents without replacement, by weight."""
     # Efraimidis and Spirakis: the largest u ** (1 / weight) are a weighted sample without replacement.
     keys = [rng.random() ** (1 / weight) for weight in weights]
-    picked = sorted(range(len(documents)), key=lambda i: -keys[i])[:count]
-    rng.shuffle(picked)
-    return [documents[i] for i in picked]
+    return [documents[i] for i in sorted(range(len(documents)), key=lambda i: -keys[i])]
+
+
+def _that_fit(documents: Sequence[Document], room: float) -> list[Document]:
+    """Return the first documents, up to the one that comes nearest to so many characters."""
+    lengths = np.cumsum([len(document.text) for document in documents])
+    if lengths[-1] < room - _LONGEST_DOCUMENT:
+        raise InputError(f"{len(documents)} documents have {lengths[-1]:,} characters, a prompt needs {room:,.0f}")
+    return list(documents[: int(np.argmin(np.abs(lengths - room))) + 1])
 
 
 # -- tool_variants: the same conversation with other tools in front of it --
@@ -402,16 +469,16 @@ def _tool_variants(order: _Order) -> Iterator[PatternCall]:
     system = _system(order.marker.around(_system_prompt(_environment(_START, _PLACES[0], _BRANCHES[0]))))
     conversations, clock = order.conversations(), _clock(order.rng)
     for number, body in enumerate(order.shuffled_bodies()):
-        tools, edits = _edited(order.rng)
+        tools, edits = _edited(order.rng, order.tools())
         first, *rest = conversations[body]
         first = first | {"content": order.marker.before(first["content"])}
         messages = (system, first, *rest, order.asked(number))
         yield _one_of(body, number, next(clock), messages, tools, "; ".join(edits))
 
 
-def _edited(rng: Rng) -> tuple[tuple[Tool, ...], list[str]]:
+def _edited(rng: Rng, offered: Sequence[Tool]) -> tuple[tuple[Tool, ...], list[str]]:
     """Make one to three edits of the tools; also say which."""
-    tools = list(_tools())
+    tools = list(offered)
     spare = [library_tool(name) for name in rng.sample(_SPARE_TOOLS, _EDITS[1])]
     edits = []
     for _ in range(rng.randint(*_EDITS)):
@@ -455,6 +522,11 @@ def _one_of(
 ) -> PatternCall:
     """Make a call of an agent that makes no other one."""
     return PatternCall(f"body-{body}", f"agent-{number:04}", now.timestamp(), messages, tools, note)
+
+
+def _frame_chars(tools: Sequence[Tool]) -> int:
+    """Return the characters of the coding agent's system prompt and its tools."""
+    return len(_system_prompt(_environment(_START, _PLACES[0], _BRANCHES[0]))) + len(_json(tools))
 
 
 def _system(text: str) -> Message:
