@@ -57,3 +57,11 @@ def test_a_model_that_is_not_there(tmp_path):
     found = doctor(tmp_path / "none", "--radix-cache-backend", "flexkv")
     assert found["flags", "refused"] == ["--radix-cache-backend flexkv leaves irminsul out; it must be irminsul"]
     assert found["model", "refused"][0].startswith(f"SGLang cannot read the config of {tmp_path / 'none'}: ")
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "nvfp4"])
+def test_packed_rows_are_refused_by_name(dtype, tiny_checkpoint):
+    found = doctor(tiny_checkpoint, "--kv-cache-dtype", dtype)
+    sentence = f"--kv-cache-dtype '{dtype}' is not supported: packed rows (fp8, fp4) are not moved; supported: "
+    assert found["flags", "refused"] == [sentence + "auto, bf16, bfloat16"]
+    assert ("model", "ok") in found
