@@ -86,6 +86,6 @@ def scaled_weights(model, low=0, high=0, seed=1234):
             weight.zero_()
         else:
             # Queries and keys a little larger, so that attention is not flat.
-            gain = 1.0 if "embed" in name else (1.6 if "q_proj" in name or "kv_a" in name else 1.0)
+            gain = 1.6 if any(part in name for part in ("q_proj", "q_b_proj", "kv_a")) else 1.0
             fan_in = 1 if "embed" in name else weight.shape[-1]
             weight.normal_(0, gain / fan_in**0.5, generator=generator)
