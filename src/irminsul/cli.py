@@ -1,4 +1,4 @@
-"""The command line: ``irminsul serve | demo | fidelity | analyze | patterns | reproduce | doctor | model | marker``.
+"""The command line: ``irminsul COMMAND``.
 
 Commands import what they need when they run, so that the base install (no torch) can show help and refuse politely.
 """
@@ -29,8 +29,10 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Checkpoints that run on a laptop.", no_args_is_help=True)
 marker_app = typer.Typer(help="Delimiters for shared regions (paper, appendix G, S2).", no_args_is_help=True)
+bench_app = typer.Typer(help="Load on running servers, and what they made of it.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.add_typer(marker_app, name="marker")
+app.add_typer(bench_app, name="bench")
 
 ModelArgument = Annotated[
     str, typer.Argument(help="A checkpoint directory, or the name of a built-in model: smollm2-mla, smollm2-lossless.")
@@ -295,6 +297,96 @@ def doctor(
     typer.echo(module.as_json(path, flags or [], checks) if json else module.as_text(checks))
     if not module.works(checks):
         raise typer.Exit(1)
+
+
+@bench_app.command("serve")
+def bench_serve(
+    server: Annotated[list[str], typer.Option(help="NAME=URL of a running server; repeat it to compare servers.")],
+    load: Annotated[
+        list[str],
+        typer.Option(
+            help="A request log as analyze reads it, or PATTERN[:LENGTH][:markers], like rerank:32K; may be repeated."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory for blocks.jsonl; what is in it is not measured again.")],
+    concurrency: Annotated[
+        str | None, typer.Option(help="Requests at once, like 1,4,8,16,32: a closed loop. 1 by default.")
+    ] = None,
+    arrival_rate: Annotated[
+        str | None, typer.Option(help="Requests a second, like 0.5,1,2: arrivals by a Poisson process instead.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Blocks of each kind.")] = 3,
+    warm_up: Annotated[int, typer.Option(min=0, help="Requests in front of each block that do not count.")] = 2,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=1, help="Calls of each load; the whole log or the pattern's own number by default."),
+    ] = None,
+    max_prompt_tokens: Annotated[
+        str | None, typer.Option(help="Leave out calls with longer prompts, by --tokenizer; like 30K.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each answer; no fewer, where the server can be told so.")
+    ] = 16,
+    think_time: Annotated[
+        str, typer.Option(help="Pause of a session before its next call: seconds, or exponential:MEAN.")
+    ] = "0",
+    protocol: Annotated[
+        str, typer.Option(help="openai (chat completions), or sglang-ids: token ids to SGLang's /generate.")
+    ] = "openai",
+    tokenizer: Annotated[
+        str, typer.Option(help="For ids, lengths and markers: deepseek, or a directory with tokenizer.json.")
+    ] = "deepseek",
+    form: Annotated[
+        str, typer.Option("--format", help="The logs' format; told from the first lines if auto.")
+    ] = "auto",
+    keep_cache: Annotated[  # noqa: FBT002
+        bool, typer.Option("--keep-cache", help="Do not empty a server's cache in front of each block.")
+    ] = False,
+    keep_requests: Annotated[  # noqa: FBT002
+        bool, typer.Option("--keep-requests", help="Write every request to requests.jsonl.gz, too.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of silence after which a request has failed.")] = 600,
+    seed: SeedOption = 0,
+) -> None:
+    """Replay sessions against running servers and measure them, in turn.
+
+    An API key is read from IRMINSUL_API_KEY. Exit status 1 if a server or a request failed; results are kept.
+    """
+    from irminsul.choices import parse_choice
+
+    module, load_module, pace = (_need(f"irminsul.bench.{name}", "bench") for name in ("command", "load", "pace"))
+    tokens = _need("irminsul.trace.command", "analyze").parse_tokens
+    kind = parse_choice(load_module.Protocol, protocol, "protocol")
+    module.serve_command(
+        server,
+        load,
+        load_module.LoadOptions(
+            kind, tokenizer, form, calls, None if max_prompt_tokens is None else tokens(max_prompt_tokens), seed
+        ),
+        module.BenchConfig(
+            protocol=kind,
+            paces=pace.parse_paces(concurrency, arrival_rate),
+            repeats=repeats,
+            warm_up=warm_up,
+            max_tokens=max_tokens,
+            think_time=pace.parse_think_time(think_time),
+            seed=seed,
+            timeout_s=timeout,
+            keep_cache=keep_cache,
+            keep_requests=keep_requests,
+            api_key=os.environ.get("IRMINSUL_API_KEY"),
+        ),
+        out,
+    )
+
+
+@bench_app.command("report")
+def bench_report(
+    folder: Annotated[Path, typer.Argument(help="What bench serve was given as --out.")],
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page with plots, too.")] = None,
+) -> None:
+    """Print what was measured as Markdown: medians over repeats, spread, and ratios of servers."""
+    _need("irminsul.bench.command", "bench").report_command(folder, html)
 
 
 @model_app.command("build")

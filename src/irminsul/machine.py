@@ -5,8 +5,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -27,17 +25,24 @@ class Machine:
 
 def describe_machine(device: str, dtype: str) -> Machine:
     """Look at this machine; ``device`` and ``dtype`` are those of the model."""
+    import torch  # noqa: PLC0415 -- the load generator describes machines without it
+
     return Machine(
-        processor=torch.cuda.get_device_name() if device == "cuda" else _cpu_name(Path("/proc/cpuinfo")),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processor=torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
+        cores=usable_cores(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         dtype=dtype,
     )
 
 
-def _cpu_name(cpuinfo: Path) -> str:
-    """Linux knows the model's name; elsewhere the platform module knows at least the kind."""
+def usable_cores() -> int:
+    """Return the CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's model, which Linux knows; elsewhere the platform module knows at least the kind."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")

@@ -7,7 +7,7 @@ import torch
 from irminsul.demo.results import DemoReport, RequestResult, make_row, to_json, write_json
 from irminsul.engine.types import Usage
 from irminsul.errors import InputError
-from irminsul.machine import Machine, _cpu_name, describe_machine
+from irminsul.machine import Machine, cpu_name, describe_machine
 
 MACHINE = Machine("Some CPU", 2, 2, "2.13.0", "float32")
 ROW_KEYS = {
@@ -122,6 +122,6 @@ def test_the_machine_is_described():
 
 def test_the_cpu_is_named_by_cpuinfo_where_there_is_one(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
-    assert _cpu_name(cpuinfo)
+    assert cpu_name(cpuinfo)
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Abacus 5000: gold\nflags\t: add\n")
-    assert _cpu_name(cpuinfo) == "Abacus 5000: gold"
+    assert cpu_name(cpuinfo) == "Abacus 5000: gold"

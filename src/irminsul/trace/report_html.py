@@ -1,20 +1,12 @@
-"""The analysis as one HTML file: no network, no other files, opens from disk.
+"""The analysis as one HTML file, see ``html_page``; bars are drawn here (SVG), the strips by the script (a canvas)."""
 
-The page allows itself one script and one style sheet, by their hashes (Content-Security-Policy), so text from a log
-could not run even if it got past the escaping. Figures are drawn here (SVG) and by the script (the strips, on a
-canvas). Needs the ``jinja2`` package: ``pip install 'irminsul-kv[analyze]'``.
-"""
-
-import base64
-import hashlib
-import importlib
 import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from irminsul.errors import InputError
+from irminsul.html_page import render_page, write_page
 from irminsul.plan import SegmentKind
 from irminsul.trace import report_text as text
 from irminsul.trace.analysis import SHIPPED_MATCHER, Analysis, Bucket, Strip
@@ -48,21 +40,15 @@ def write_html(path: Path, analysis: Analysis) -> None:
     Raises:
         InputError: the file cannot be written, or jinja2 is missing.
     """
-    page = to_html(analysis)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    write_page(path, to_html(analysis))
 
 
 def to_html(analysis: Analysis) -> str:
     """Return the page."""
-    script, style = _resource("report.js"), _resource("report.css")
-    page: str = _template().render(
-        script=script,
-        style=style,
-        policy=f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; base-uri 'none'; "
-        "form-action 'none'",
+    return render_page(
+        _resource("report.html"),
+        script=_resource("report.js"),
+        style=_resource("report.css"),
         strips=_script_json([_strip(strip) for strip in analysis.strips]),
         analysis=analysis,
         worth=analysis.worth.name.lower(),
@@ -80,27 +66,10 @@ def to_html(analysis: Analysis) -> str:
         namespaces=[(text.visible(row.name), row) for row in analysis.namespaces],
         plots=_plots(analysis),
     )
-    return page
-
-
-def _template() -> Any:  # noqa: ANN401 -- a jinja2 template
-    try:
-        jinja2 = importlib.import_module("jinja2")
-    except ModuleNotFoundError:
-        raise InputError("--html needs the jinja2 package: pip install 'irminsul-kv[analyze]'") from None
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_resource("report.html"))
 
 
 def _resource(name: str) -> str:
     return (files("irminsul.trace") / "page" / name).read_text(encoding="utf-8")
-
-
-def _source(inline: str) -> str:
-    """Return the source expression that allows exactly this inline text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"
 
 
 def _script_json(value: object) -> str:

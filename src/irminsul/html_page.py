@@ -1,0 +1,53 @@
+"""Reports as one HTML file each: no network, no other files, opens from disk.
+
+A page allows itself its own style sheet and script, by their hashes (Content-Security-Policy), so text from a log could
+not run even if it got past the escaping. Needs the ``jinja2`` package: ``pip install 'irminsul-kv[analyze]'``.
+"""
+
+import base64
+import hashlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from irminsul.errors import InputError
+
+
+def render_page(template: str, *, style: str, script: str = "", **values: Any) -> str:  # noqa: ANN401
+    """Render a page.
+
+    Args:
+        template: jinja2; it finds ``policy``, ``style``, ``script`` and the values, and escapes what it prints.
+        style: the style sheet.
+        script: the script.
+        **values: whatever else the template names.
+
+    Raises:
+        InputError: jinja2 is missing.
+    """
+    try:
+        jinja2 = importlib.import_module("jinja2")
+    except ModuleNotFoundError:
+        raise InputError("--html needs the jinja2 package: pip install 'irminsul-kv[analyze]'") from None
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    policy = (
+        f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    page: str = environment.from_string(template).render(policy=policy, style=style, script=script, **values)
+    return page
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page; InputError if the file cannot be written."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _source(inline: str) -> str:
+    """Return the source expression that allows exactly this inline text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()}'"

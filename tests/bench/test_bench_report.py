@@ -1,0 +1,143 @@
+"""What is shown of blocks: medians, spread, pairs; and a page that needs nothing else."""
+
+import re
+import sys
+
+import pytest
+
+from irminsul.bench.report import make_report, markdown, to_html
+from irminsul.cli import main
+
+
+def block(server="stock", repeat=0, ttft=0.1, pace="1 at once", **more):
+    distribution = {"p50": ttft, "p95": 2 * ttft, "p99": 3 * ttft, "mean": ttft}
+    made = {
+        "format": 1,
+        "id": f"{server} {repeat} {pace}",
+        "comparison": pace,
+        "server": {
+            "name": server,
+            "url": "http://127.0.0.1:1",
+            "kind": "sglang",
+            "model": "m",
+            "facts": {"version": "0.5.23"},
+            "cache_at_start": "flushed",
+            "ignore_eos": True,
+        },
+        "load": {
+            "name": "<b>log|",
+            "fingerprint": "f",
+            "calls": 10,
+            "sessions": 2,
+            "left_out": 3,
+            "notes": ["mind this"],
+        },
+        "settings": {
+            "protocol": "openai",
+            "max_tokens": 16,
+            "think_time": "0",
+            "warm_up": 2,
+            "seed": 0,
+            "pace": pace,
+            "load": "f",
+        },
+        "repeat": repeat,
+        "started": "2026-11-30T10:00:00+00:00",
+        "seconds": 2.0,
+        "requests": 10,
+        "succeeded": 10,
+        "errors": {},
+        "ttft_s": distribution,
+        "itl_s": None,
+        "tpot_s": None,
+        "end_to_end_s": distribution,
+        "requests_per_s": 5.0,
+        "output_tokens_per_s": 80.0,
+        "prompt_tokens": {"p50": 1000.0, "p95": 1000.0, "p99": 1000.0, "mean": 1000.0},
+        "tokens": {"prompt": 10_000, "completion": 160, "prefix": 2_500, "computed": 7_500},
+        "client": {"irminsul": "0.1.0", "python": "3.11", "processor": "Abacus", "cores": 2, "gpus": ["H200, 1"]},
+        "client_cpu_share": 0.1,
+        "command": "irminsul bench serve",
+    }
+    return made | more
+
+
+BLOCKS = [
+    *(block("stock", 0, 0.1), block("live", 0, 0.05), block("live", 1, 0.08), block("stock", 1, 0.2)),
+    *(block("stock", 2, 0.3), block("live", 2, 0.3), block("stock", 0, 1.0, "8 at once", succeeded=8)),
+]
+
+
+def row(text, *cells):
+    (line,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(cells))]
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def test_medians_spread_and_ratios_of_the_same_repeat():
+    text = markdown(BLOCKS)
+    load = "<b>log/"
+    assert row(text.split("## Ratios")[0], load, "1 at once", "stock")[3:7] == [
+        *("3", "200 [100, 300]", "400 [200, 600]", "600 [300, 900]"),
+    ]
+    ratios = text.split("## Ratios")[1].split("## Prompt")[0]
+    assert row(ratios, load, "1 at once", "live / stock")[3] == "0.50 [0.40, 1.00]"
+    assert "8 at once" not in ratios, "only one server was measured there"
+    tokens = row(text.split("## Prompt")[1], load, "8 at once", "stock")
+    assert tokens[4:] == ["1,000", "25.0%", "-", "-", "75.0%", "-", "-", "-", "2 of 10"]
+
+
+def test_what_must_be_known_is_said_once():
+    facts = make_report(BLOCKS).facts
+    assert facts == (
+        "Server stock: sglang, model m, version 0.5.23. Cache at the start of a block: flushed. Output length fixed.",
+        "Load <b>log|: 10 calls in 2 sessions, 3 longer calls left out; mind this.",
+        "Protocol openai, 16 output tokens, think time 0 s, 2 warm-up requests, seed 0.",
+        "Client: irminsul 0.1.0, Abacus, 2 cores; GPUs there: H200, 1. 2026-11-30.",
+        "Server live: sglang, model m, version 0.5.23. Cache at the start of a block: flushed. Output length fixed.",
+    )
+    busy = make_report([block(client_cpu_share=0.95)]).facts[-1]
+    assert busy.startswith("Beware: the load generator itself was busy for up to 95%")
+
+
+def test_of_a_server_that_has_changed_the_newest_blocks_count():
+    changed = block("stock", 0, 9.0)
+    changed["server"]["facts"] = {"version": "0.5.24"}
+    report = make_report([*BLOCKS, changed])
+    assert [len(group.blocks) for group in report.groups] == [4, 1]
+    assert report.facts[-1] == "3 older blocks of servers that have changed since are left out."
+
+
+def test_an_empty_folder_has_no_tables():
+    assert markdown([]) == "No block has been measured.\n"
+
+
+def test_the_page_escapes_plots_and_reaches_nowhere():
+    page = to_html(BLOCKS)
+    assert "<b>log" not in page
+    assert "&lt;b&gt;log|: TTFT p50, ms" in page
+    assert not re.search(r"(src|href)=|url\(|https?://(?!127)", page)
+    assert page.count("<svg") == 2
+    points = re.findall(r'<circle class="series-(\w+)" cx="([\d.]+)" cy="([\d.]+)"', page)
+    assert [colour for colour, *_ in points] == ["prefix", "prefix", "shifted"] * 2
+    stock_one, stock_eight, live_one = [(float(x), float(y)) for _, x, y in points[:3]]
+    assert stock_one[0] == live_one[0] < stock_eight[0]
+    # 200 ms, 1,000 ms and 80 ms on an axis from 0 (186) to 1,000 (14).
+    assert [stock_one[1], stock_eight[1], live_one[1]] == pytest.approx([151.6, 14, 172.2], abs=0.1)
+    assert to_html([]).count("<svg") == 0
+
+
+def test_the_command_prints_and_writes(tmp_path, monkeypatch, capsys):
+    import json
+
+    (tmp_path / "blocks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in BLOCKS))
+    monkeypatch.setattr(
+        sys, "argv", ["irminsul", "bench", "report", str(tmp_path), "--html", str(tmp_path / "page.html")]
+    )
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert capsys.readouterr().out == markdown(BLOCKS)
+    assert (tmp_path / "page.html").read_text() == to_html(BLOCKS)
+    monkeypatch.setattr(sys, "argv", ["irminsul", "bench", "report", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert "cannot read" in capsys.readouterr().err
