@@ -206,6 +206,25 @@ def test_a_full_pool_serves_without_a_plan(make):
     server.check_identity()
 
 
+def test_a_retracted_request_reports_its_first_prefill(make):
+    from sglang.srt.mem_cache.common import release_kv_cache
+
+    server = make()
+    req = server.submit(text(1, 300), output=30)
+    server.step()
+    first, steps = report(req), len(server.counted)
+    req.output_ids.extend(text(2, 30))
+    req.refresh_fill_ids()
+    server.running.remove(req)
+    release_kv_cache(req, server.cache, checkpoint=False)
+    req.reset_for_retract()
+    server.waiting.append(req)
+    server.step()
+    assert report(req) == first
+    assert (first["computed_tokens"], len(server.counted)) == (300, steps)
+    server.check_identity()
+
+
 def test_a_wrong_setting_ends_the_server_with_a_sentence(published, monkeypatch):
     from irminsul.sglang.plugin import build_cache
 

@@ -91,3 +91,12 @@ def test_every_row_finds_its_own_keys_in_the_block_of_its_request():
         start = int(found.cu_seqlens_k[row])
         assert int(found.seqused_k[row]) == end
         assert found.slots[start : start + end].tolist() == table[lines[owner], :end].tolist()
+
+
+def test_keys_of_other_calls_are_left_alone():
+    table = torch.arange(50).reshape(1, 50)
+    shared = SharedKeys.of(KeyBlocks.of(np.array([0, 0]), np.array([10, 40])), table, [0])
+    assert shared.meant_by({"k": torch.zeros(40, 2, 8), "causal": True})
+    assert not shared.meant_by({"k": torch.zeros(50, 2, 8), "causal": True})
+    assert not shared.meant_by({"k": torch.zeros(40, 2, 8), "causal": False})
+    assert not shared.meant_by({})

@@ -14,6 +14,7 @@ from irminsul.sglang.support import (
     Support,
     check_server,
     check_version,
+    environment_problems,
     markdown,
     model_problems,
     option_problems,
@@ -142,3 +143,13 @@ def test_another_release_needs_to_be_forced():
     check_version("0.6.0", force=True)
     with pytest.raises(UnsupportedModelError, match=r"SGLang 0.6.0 has not been tested, 0.5.23 has; force_version"):
         check_version("0.6.0", force=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"), [("1", True), ("True", True), ("maybe", True), ("0", False), ("", False)]
+)
+def test_a_front_end_without_hooks_is_refused(value, refused):
+    told = list(environment_problems({"SGLANG_RUST_SERVER": value}))
+    assert bool(told) is refused
+    assert all("SGLANG_RUST_SERVER" in sentence for sentence in told)
+    assert not list(environment_problems({}))

@@ -112,7 +112,9 @@ class Planner:
         if first:
             if state.derived_from is not None and req.prefix_len <= state.derived_from:
                 state.derived_from = None  # SGLang took less of the match than was offered
-            state.steps, state.inherited, state.found = [], state.derived_from, self._find(req, state)
+            state.inherited, state.found = state.derived_from, self._find(req, state)
+            if not req.retracted_stain:
+                state.steps = []
         plan = self._plan(req, state)
         opened: OpenPlan | None = None
         if plan is None or state.mode is not Mode.LIVE or not plan.runs or not self._has_rows(adder, len(plan.gaps)):
@@ -206,7 +208,8 @@ class Planner:
         return FoundRuns(depends_on, self._donors.find(state.namespace, _tokens(req), req.prefix_len))
 
     def _count(self, req: Any, state: ReuseState, plan: ReusePlan | None, opened: OpenPlan | None) -> None:
-        if state.mode is Mode.OFF:
+        # What a retracted request computes again, its own output too, says nothing of the prompt.
+        if state.mode is Mode.OFF or req.retracted_stain:
             return
         step = opened or OpenPlan(req.prefix_len, req.extend_end, (), [])
         if plan is not None and state.mode is Mode.OBSERVE:

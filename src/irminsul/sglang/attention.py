@@ -103,6 +103,11 @@ class SharedKeys:
             numbers = numbers.pin_memory().to(table.device, non_blocking=True)
         return cls(blocks.slots(table, lines), numbers[: len(starts)], numbers[len(starts) :], max(blocks.lengths))
 
+    def meant_by(self, call: dict[str, Any]) -> bool:
+        """Say whether a call of FlashAttention has these keys; others may be made meanwhile, by a vision tower say."""
+        keys = call.get("k")
+        return keys is not None and len(keys) == len(self.slots) and bool(call.get("causal"))
+
     def arguments(self) -> dict[str, Any]:
         """Return what the call is told instead of SGLang's own."""
         return {

@@ -21,7 +21,14 @@ from typing import Any
 
 from irminsul.errors import InputError
 from irminsul.sglang.settings import Settings, read_settings
-from irminsul.sglang.support import architecture_of, check_hooks, check_version, model_problems, option_problems
+from irminsul.sglang.support import (
+    architecture_of,
+    check_hooks,
+    check_version,
+    environment_problems,
+    model_problems,
+    option_problems,
+)
 
 BACKEND = "irminsul"
 ENTRY_POINTS = "sglang.srt.plugins"
@@ -275,6 +282,7 @@ def _flag_problems(server_args: Any) -> Iterator[str]:
         yield f"--radix-cache-backend {server_args.radix_cache_backend} leaves irminsul out; it must be {BACKEND}"
     if server_args.disable_radix_cache:
         yield "--disable-radix-cache leaves nothing to reuse"
+    yield from environment_problems(os.environ)
     yield from option_problems(server_args)
 
 

@@ -190,28 +190,41 @@ class Splitter:
     def _copy_rows(self, batch: Any, plans: Sequence[OpenPlan | None]) -> None:
         """Launch the copy of all reused rows of a batch, then unlock their donors."""
         device = batch.out_cache_loc.device
-        sources, targets, old, new = [], [], [], []
+        sources, lengths, first = [], [], []
         offset = 0
         for extend, plan in zip(batch.extend_lens, plans, strict=True):
             if plan is not None:
                 for copied in plan.copies:
                     run = copied.run
-                    # Counted on the device: a long prompt's positions are megabytes.
-                    positions = torch.arange(run.start, run.end, device=device)
                     sources.append(copied.slots)
-                    targets.append(positions + (offset - plan.start))
-                    old.append(positions - run.delta)
-                    new.append(positions)
+                    lengths.append(run.length)
+                    first.append((offset + run.start - plan.start, run.source_start, run.start))
             offset += extend
         if device.type == "cuda":
             for part in sources:
                 # Made on the scheduler's stream, and let go of before this one has read them.
                 part.record_stream(torch.cuda.current_stream())
-        sources_N, at_N, old_N, new_N = (torch.cat(parts).to(torch.int64) for parts in (sources, targets, old, new))
+        sources_N = torch.cat(sources).to(torch.int64)
+        at_N, old_N, new_N = counted_up(np.array(first), np.array(lengths), device)
         self._mover(self._rope, sources_N, batch.out_cache_loc[at_N], old_N, new_N, AngleSource.TABLE)
         for plan in plans:
             if plan is not None:
                 self._planner.close(plan)
+
+
+def counted_up(first_RK: NDArray[np.int64], lengths_R: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Count up from the first numbers of each run, [K, N]; on the device, as a long prompt's positions are megabytes.
+
+    Args:
+        first_RK: K first numbers of each run.
+        lengths_R: tokens of each run, N together.
+        device: of the result.
+    """
+    before_R = np.cumsum(lengths_R) - lengths_R
+    table = to_device(np.concatenate([(first_RK - before_R[:, None]).T, lengths_R[None]]), device)
+    n_rows = int(lengths_R.sum())
+    run_N = torch.repeat_interleave(torch.arange(len(lengths_R), device=device), table[-1], output_size=n_rows)
+    return table[:-1, run_N] + torch.arange(n_rows, device=device)
 
 
 def to_device(array: NDArray[np.int64], device: torch.device) -> Tensor:

@@ -307,9 +307,10 @@ def _get_handler(original: Any, cls: Any, backend_name: str) -> Any:
 
 def _flash_attention(original: Any, *args: Any, **kwargs: Any) -> Any:
     unsplit = None if _reuse is None else _reuse.splitter.current
-    if unsplit is None or unsplit.shared_keys is None:
+    shared_keys = None if unsplit is None else unsplit.shared_keys
+    if shared_keys is None or not shared_keys.meant_by(kwargs):
         return original(*args, **kwargs)
-    return original(*args, **kwargs | unsplit.shared_keys.arguments())
+    return original(*args, **kwargs | shared_keys.arguments())
 
 
 def _is_request_level(original: Any, streamer: Any, key: str) -> Any:

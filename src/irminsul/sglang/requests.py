@@ -65,7 +65,7 @@ class ReuseState:
     indexed: int = 0
     """Rows below this position have been announced to the index."""
     steps: list[StepTokens] = field(default_factory=list)
-    """Since the last match."""
+    """Since the first match, whatever is computed again after a retraction."""
     declined: int = 0
     """Plans given up because the pool had no room for donors and request together."""
     open_plan: Any = field(default=None, repr=False)

@@ -7,6 +7,7 @@ differs is refused with a sentence that names it. The last column says why, or w
 """
 
 import inspect
+import os
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -67,6 +68,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("enable_two_batch_overlap", (False,), "it splits a batch by itself"),
     Option("enable_pdmux", (False,), "it splits a prefill by layers"),
     Option("tokenizer_worker_num", (1,), "SGLang loads no plugins in further front ends"),
+    Option("smg_grpc_mode", OFF, "only the HTTP front end hands out the counters of a request"),
+    Option("grpc_mode", OFF, "only the HTTP front end hands out the counters of a request"),
     Option("enable_streaming_session", (False,), "a session's rows are not in the tree"),
     Option("enable_deterministic_inference", OFF, "approximate reuse depends on what is in the cache"),
     Option("kv_canary", (None, "none", "off", False), "it checks that a row was computed where it stands"),
@@ -85,6 +88,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("prefill_attention_backend", ATTENTION_BACKENDS, "as above"),
     Option("decode_attention_backend", ATTENTION_BACKENDS, "as above"),
 )
+
+REFUSED_VARIABLES = {
+    "SGLANG_RUST_SERVER": "its front end passes wrong options of requests, and hands out no counters",
+}
 
 
 class Support(StrEnum):
@@ -174,8 +181,16 @@ def check_server(server_args: Any, model_config: Any) -> None:  # SGLang's own
 
 def problems(server_args: Any, hf_config: Any) -> Iterator[str]:
     """Yield a sentence for each option and model property that is refused."""
+    yield from environment_problems(os.environ)
     yield from option_problems(server_args)
     yield from model_problems(hf_config)
+
+
+def environment_problems(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each variable that chooses parts of SGLang in which nothing can be hooked."""
+    for name, reason in REFUSED_VARIABLES.items():
+        if environment.get(name, "0").lower() not in ("", "0", "false", "no", "n"):
+            yield f"{name}={environment[name]} is not supported: {reason}; unset it"
 
 
 def option_problems(server_args: Any) -> Iterator[str]:
@@ -240,6 +255,10 @@ Flags that are not in this table are not looked at.
 
 {options}
 
+Variables of SGLang's environment that must not be set:
+
+{variables}
+
 ## Several GPUs and machines
 
 {placements}
@@ -287,6 +306,7 @@ def markdown() -> str:
             ((f"`{row.name}`", row.models, row.support.value, row.note) for row in ARCHITECTURES),
         ),
         rope_types=", ".join(f"`{kind}`" for kind in ROPE_TYPES),
+        variables=_table(("variable", "why"), ((f"`{name}`", why) for name, why in REFUSED_VARIABLES.items())),
         options=_table(
             ("flag", "values", "why no other"),
             ((f"`{option.flag}`", ", ".join(option.choices), option.reason) for option in OPTIONS),
