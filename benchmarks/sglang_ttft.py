@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def main() -> None:
             "grammar_backend": "none",
             "attention_backend": "fa3",
             "mem_fraction_static": 0.9,
-            "max_total_tokens": 500_000,
+            "max_total_tokens": 250_000,
             "log_level": "info",
             **({} if arguments.graphs else {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}),
             **arguments.flags,
@@ -113,23 +114,24 @@ def main() -> None:
         ):
             for engine in (stock, live, observe):
                 engine.wait()
-            result = measure(stock, live, observe, arguments.tokens, arguments.repeats)
-    result = {
-        "what": "TTFT with live shifted reuse, stock SGLang and exact-prefix hits, " + describe(flags),
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "commit": commit(),
-        "gpu": gpu(),
-        "versions": {name: version(name) for name in ("sglang", "torch", "triton", "irminsul-kv")},
-        **result,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+            about = {
+                "what": "TTFT with live shifted reuse, stock SGLang and exact-prefix hits, " + describe(flags),
+                "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+                "commit": commit(),
+                "gpu": gpu(),
+                "versions": {name: version(name) for name in ("sglang", "torch", "triton", "irminsul-kv")},
+            }
+            result: dict[str, Any] = {}
+            for result in measure(stock, live, observe, arguments.tokens, arguments.repeats):
+                # Whatever ends the run, what was measured is kept.
+                arguments.out.write_text(json.dumps(about | result, indent=1) + "\n")
+    print(json.dumps(about | result))
 
 
 def measure(
     stock: SglangEngine, live: SglangEngine, observe: SglangEngine, lengths: list[int], repeats: int
-) -> dict[str, Any]:
-    """Time every case, engines in turn."""
+) -> Iterator[dict[str, Any]]:
+    """Time every case, engines in turn; yield all there is after each."""
     rng = random.Random(0)
     for engine in (stock, live, observe):
         for _ in range(2):
@@ -137,14 +139,16 @@ def measure(
             engine.generate(donor, max_new_tokens=8)
             for gaps in GAPS:
                 engine.generate(changed(rng, donor, gaps)[0])
-    rows, parity = [], []
+    result: dict[str, Any] = {"rows": [], "nothing_to_recover": []}
     for n_tokens in lengths:
         for gaps in GAPS:
-            rows.append(one_case(rng, stock, live, n_tokens, gaps, repeats))
-            print(json.dumps(rows[-1]), flush=True)
-        parity.append(nothing_to_recover(rng, stock, live, observe, n_tokens, repeats))
-        print(json.dumps(parity[-1]), flush=True)
-    return {"rows": rows, "nothing_to_recover": parity, "decode": decode(rng, stock, live)}
+            result["rows"].append(one_case(rng, stock, live, n_tokens, gaps, repeats))
+            print(json.dumps(result["rows"][-1]), flush=True)
+            yield result
+        result["nothing_to_recover"].append(nothing_to_recover(rng, stock, live, observe, n_tokens, repeats))
+        print(json.dumps(result["nothing_to_recover"][-1]), flush=True)
+        yield result
+    yield result | {"decode": decode(rng, stock, live)}
 
 
 def one_case(
@@ -255,8 +259,14 @@ def describe(flags: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
+REVISION = "$Format:%H$"
+"""Filled in by ``git archive``: where the code was unpacked there is no repository, or another one around it."""
+
+
 def commit() -> str:
     """Revision of the tree, or unknown where there is none."""
+    if not REVISION.startswith("$"):
+        return REVISION
     found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     return found.stdout.strip() or "unknown"
 

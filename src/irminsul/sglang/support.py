@@ -109,7 +109,7 @@ class Support(StrEnum):
 
 _MEANINGS = {
     Support.SHOWN: "a model of this class was served with trained weights on a GPU (docs/sglang.md)",
-    Support.SHAPE: "its attention has the form of a model that was shown; its own weights were not tried",
+    Support.SHAPE: "its attention, true sizes and random weights, equalled stock SGLang's on a GPU (docs/sglang.md)",
     Support.REFUSED: "the server does not start",
 }
 
@@ -129,12 +129,22 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "DeepseekV2ForCausalLM",
         "smollm2-mla, DeepSeek-V2, DeepSeek-V2-Lite",
         Support.SHOWN,
-        "smollm2-mla with its trained weights, DeepSeek-V2-Lite's shape with random ones",
+        "smollm2-mla with its trained weights, the others' attention with random ones",
     ),
     Architecture("DeepseekV3ForCausalLM", "DeepSeek-V3, R1, V3.1, Kimi-K2, Moonlight, JoyAI-LLM-Flash", Support.SHAPE),
     Architecture("Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", Support.SHAPE),
-    Architecture("LongcatFlashForCausalLM", "LongCat-Flash", Support.SHAPE, "two attentions a layer"),
-    Architecture("MistralLarge3ForCausalLM", "Mistral-Large-3, Mistral-Small-4", Support.SHAPE),
+    Architecture(
+        "LongcatFlashForCausalLM",
+        "LongCat-Flash",
+        Support.SHAPE,
+        "two attentions a layer; SGLang itself needs `rope_scaling` in its config",
+    ),
+    Architecture(
+        "MistralLarge3ForCausalLM",
+        "Mistral-Large-3, Mistral-Small-4 without vision encoder",
+        Support.SHAPE,
+        "Mistral-Small-4 only in tests on a CPU; with a vision encoder SGLang uses a class that is not listed",
+    ),
     Architecture(
         "DeepseekV32ForCausalLM", "DeepSeek-V3.2", Support.REFUSED, "DSA index keys cannot be turned in place"
     ),
