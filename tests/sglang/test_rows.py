@@ -79,6 +79,37 @@ def test_a_session_finds_its_history_and_it_is_no_donor(make):
     assert report(stranger)["shifted_tokens"] == 0
 
 
+def test_a_session_of_twenty_turns_computes_only_what_is_new(make):
+    server = make(slots=4096)
+    server.serve(text(1, 100) + text(2, 400))
+    tokens = text(3, 130) + text(2, 400) + text(4, 20)
+    req = server.serve(tokens)
+    assert report(req)["shifted_tokens"] == 400
+    for turn in range(20):
+        held = len(req.full_untruncated_fill_ids) - 1  # the last token drawn has no row yet
+        tokens = [*req.full_untruncated_fill_ids, *text(100 + turn, 15)]
+        req = server.serve(tokens)
+        found = report(req)
+        assert found["prefix_tokens"] == 130, turn
+        assert found["approximate_prefix_tokens"] == held - 130, turn
+        assert found["computed_tokens"] == len(tokens) - held, turn
+    server.check_identity()
+
+
+def test_a_session_whose_head_changes_every_turn_copies_what_was_once_computed_exactly(make):
+    """Rows computed behind a shifted hit are no donors: what later turns add is computed whenever the head changes."""
+    server = make(slots=8192)
+    added = text(2, 400)
+    server.serve(text(0, 100) + added)
+    for turn in range(1, 20):
+        head, new = text(1000 + turn, 130), text(100 + turn, 15)
+        added = added + new
+        found = report(server.serve(head + added))
+        assert found["shifted_tokens"] == 400, turn
+        assert found["computed_tokens"] == 130 + 15 * turn, turn
+    server.check_identity()
+
+
 def test_derived_rows_are_not_met_as_exact(make):
     server = make()
     passage = text(2, 300)
