@@ -28,7 +28,8 @@ def test_commands_that_a_document_names_exist(document: Path) -> None:
     for target in set(re.findall(r"`make ([a-z ]+)`", text)):
         for word in target.split():
             assert re.search(rf"^{word}:", (ROOT / "Makefile").read_text(), re.MULTILINE), word
-    known = "serve|demo|doctor|fidelity|reproduce|analyze|patterns|model build|marker(?: generate| check)?"
+    known = "serve|demo|doctor|bench (?:serve|report)|fidelity|reproduce|analyze|patterns|model build|"
+    known += "marker(?: generate| check)?"
     for words in set(re.findall(rf"irminsul ((?:{known})\b)", text)):
         done = subprocess.run(
             [sys.executable, "-m", "irminsul", *words.split(), "--help"], capture_output=True, check=False
@@ -52,6 +53,7 @@ def test_options_that_the_readme_names_exist() -> None:
             ["reproduce"],
             ["analyze"],
             ["patterns"],
+            ["bench", "serve"],
             ["model", "build"],
             ["marker", "generate"],
         )

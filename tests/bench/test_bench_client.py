@@ -4,6 +4,7 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import accumulate
 
 import httpx
 import pytest
@@ -26,14 +27,20 @@ def measure(server, call=HELLO, form=CHAT, timeout=5.0, times=1):
     return asyncio.run(measured())
 
 
+def check_times(found, *delays):
+    """Output came when it was sent: never sooner than that, and not much later even on a busy machine."""
+    assert len(found.itl_s) == len(delays) - 1
+    for came, sent in zip(accumulate((found.ttft_s, *found.itl_s)), accumulate(delays), strict=True):
+        assert sent <= came < sent + 0.5
+    assert found.end_to_end_s >= sum((found.ttft_s, *found.itl_s))
+
+
 def test_a_slow_first_token_is_the_ttft_and_gaps_are_the_itl(scripted):
     role, first, second, third, *rest = chat_events()
-    server = scripted(answer=lambda *_: [role, 0.2, first, 0.05, second, 0.1, third, *rest])
+    server = scripted(answer=lambda *_: [role, 0.6, first, 0.05, second, 0.6, third, *rest])
     found = measure(server)
     assert found.error is None
-    assert found.ttft_s == pytest.approx(0.2, abs=0.04)
-    assert found.itl_s == pytest.approx((0.05, 0.1), abs=0.03)
-    assert found.end_to_end_s == pytest.approx(0.35, abs=0.08)
+    check_times(found, 0.6, 0.05, 0.6)
     assert (found.prompt_tokens, found.completion_tokens, found.status) == (10, 3, 200)
     assert found.token_classes == {"prefix": 4, "computed": 6}
 
@@ -64,10 +71,8 @@ def test_token_ids_come_with_sglangs_own_counts(scripted):
     first, _, third, done = ids_events()
     found = measure(scripted(answer=lambda *_: [0.1, first, first, 0.05, third, done]), NUMBERS, IDS)
     assert found.error is None
-    assert found.ttft_s == pytest.approx(0.1, abs=0.04)
-    assert found.itl_s == pytest.approx((0.05,), abs=0.03), (
-        "two tokens in one event share a gap; a repeated one has none"
-    )
+    # Two tokens in one event share a gap; an event that repeats what is known has none.
+    check_times(found, 0.1, 0.05)
     assert found.completion_tokens == 3
     assert found.token_classes == {"prefix": 4, "computed": 6}
 
@@ -93,9 +98,9 @@ def test_what_a_server_does_not_tell_is_absent(scripted):
 
 def test_an_answer_without_text_has_its_first_token_at_its_end(scripted):
     role, *_, end, usage, done = chat_events()
-    found = measure(scripted(answer=lambda *_: [role, 0.1, end, usage, done]))
-    assert (found.error, found.itl_s) == (None, ())
-    assert found.ttft_s == pytest.approx(0.1, abs=0.04)
+    found = measure(scripted(answer=lambda *_: [role, 0.6, end, usage, done]))
+    assert found.error is None
+    check_times(found, 0.6)
 
 
 def test_connections_are_used_again(scripted):
@@ -131,11 +136,11 @@ ABORTED = {"meta_info": {"finish_reason": {"type": "abort", "message": "no room"
         (lambda *_: [FIRST, {"choices": [{}]}, "[DONE]"], "malformed event", "KeyError('delta')", 0),
         (lambda *_: [FIRST, "[]", "[DONE]"], "malformed event", "AttributeError", 0),
         (lambda *_: [FIRST, "[DONE]"], "no output", "the stream had no token", 0),
-        (lambda *_: [FIRST, 0.5, SECOND], "timeout", "ReadTimeout", 0),
+        (lambda *_: [FIRST, 3, SECOND], "timeout", "ReadTimeout", 0),
     ],
 )
 def test_every_failure_has_a_name(scripted, answer, kind, message, wait):
-    found = measure(scripted(answer=answer), timeout=0.3)
+    found = measure(scripted(answer=answer), timeout=1.5)
     assert (found.error, found.retry_after_s) == (kind, wait)
     assert message in found.message
 

@@ -60,6 +60,8 @@ def test_off_against_live(model, log, tmp_path, monkeypatch, capsys):
         assert block["server"]["cache_at_start"] == "own salt"
         assert block["server"]["facts"] == {"mode": block["server"]["name"]}
         assert block["pool"]["slots"] == 4096
+        assert 0 <= block["pool"]["occupied_before"] <= 1
+        assert 0 < block["pool"]["occupied_after"] <= 1
         assert 0 < block["ttft_s"]["p50"] <= block["ttft_s"]["p99"] < block["end_to_end_s"]["p99"]
     # A block finds nothing of the one before it: equal work at one request at once.
     for name in ("off", "live"):

@@ -20,7 +20,7 @@ def block(server="stock", repeat=0, ttft=0.1, pace="1 at once", **more):
             "url": "http://127.0.0.1:1",
             "kind": "sglang",
             "model": "m",
-            "facts": {"version": "0.5.23"},
+            "facts": {"version": "0.5.23"} | ({"mode": "live"} if server == "live" else {}),
             "cache_at_start": "flushed",
             "ignore_eos": True,
         },
@@ -52,6 +52,7 @@ def block(server="stock", repeat=0, ttft=0.1, pace="1 at once", **more):
         "tpot_s": None,
         "end_to_end_s": distribution,
         "requests_per_s": 5.0,
+        "in_flight": 1.0,
         "output_tokens_per_s": 80.0,
         "prompt_tokens": {"p50": 1000.0, "p95": 1000.0, "p99": 1000.0, "mean": 1000.0},
         "tokens": {"prompt": 10_000, "completion": 160, "prefix": 2_500, "computed": 7_500},
@@ -89,11 +90,12 @@ def test_medians_spread_and_ratios_of_the_same_repeat():
 def test_what_must_be_known_is_said_once():
     facts = make_report(BLOCKS).facts
     assert facts == (
-        "Server stock: sglang, model m, version 0.5.23. Cache at the start of a block: flushed. Output length fixed.",
+        "All servers: version 0.5.23.",
+        "Server stock: sglang, model m. Cache at the start of a block: flushed. Output length fixed.",
+        "Server live: sglang, model m, mode live. Cache at the start of a block: flushed. Output length fixed.",
         "Load <b>log|: 10 calls in 2 sessions, 3 longer calls left out; mind this.",
         "Protocol openai, 16 output tokens, think time 0 s, 2 warm-up requests, seed 0.",
         "Client: irminsul 0.1.0, Abacus, 2 cores; GPUs there: H200, 1. 2026-11-30.",
-        "Server live: sglang, model m, version 0.5.23. Cache at the start of a block: flushed. Output length fixed.",
     )
     busy = make_report([block(client_cpu_share=0.95)]).facts[-1]
     assert busy.startswith("Beware: the load generator itself was busy for up to 95%")

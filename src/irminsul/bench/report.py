@@ -75,6 +75,7 @@ def _count(value: float) -> str:
 
 TTFT = Figure("TTFT p50", _at("ttft_s", "p50"), _milliseconds)
 RATE = Figure("requests/s", _at("requests_per_s"), _rate)
+IN_FLIGHT = Figure("in flight", _at("in_flight"), _rate)
 TIMES = (
     TTFT,
     Figure("TTFT p95", _at("ttft_s", "p95"), _milliseconds),
@@ -87,6 +88,7 @@ TIMES = (
     Figure("end to end p99", _at("end_to_end_s", "p99"), _milliseconds),
     RATE,
     Figure("output tokens/s", _at("output_tokens_per_s"), _rate),
+    IN_FLIGHT,
 )
 TOKENS = (
     Figure("prompt tokens p50", _at("prompt_tokens", "p50"), _count),
@@ -98,7 +100,7 @@ TOKENS = (
     Figure("pool after", _at("pool", "occupied_after"), _percent),
     Figure("evicted tokens", _at("pool", "evicted_tokens"), _count),
 )
-RATIOS = tuple(figure for figure in TIMES if "p95" not in figure.title)
+RATIOS = tuple(figure for figure in TIMES if "p95" not in figure.title and figure is not IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -197,14 +199,9 @@ def _newest(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _facts(blocks: Sequence[Block]) -> list[str]:
-    facts = []
+    facts = _server_facts([block["server"] for block in blocks])
     for block in blocks:
-        server, settings, load = block["server"], block["settings"], block["load"]
-        told = "".join(f", {name} {value}" for name, value in server["facts"].items())
-        facts.append(
-            f"Server {server['name']}: {server['kind']}, model {server['model']}{told}. Cache at the start of a block: "
-            f"{server['cache_at_start']}. Output length {'fixed' if server['ignore_eos'] else 'up to the model'}."
-        )
+        settings, load, client = block["settings"], block["load"], block["client"]
         facts.append(
             f"Load {load['name']}: {load['calls']} calls in {load['sessions']} sessions"
             + (f", {load['left_out']} longer calls left out" if load["left_out"] else "")
@@ -215,7 +212,6 @@ def _facts(blocks: Sequence[Block]) -> list[str]:
             f"Protocol {settings['protocol']}, {settings['max_tokens']} output tokens, think time "
             f"{settings['think_time']} s, {settings['warm_up']} warm-up requests, seed {settings['seed']}."
         )
-        client = block["client"]
         facts.append(
             f"Client: irminsul {client['irminsul']}, {client['processor']}, {client['cores']} cores"
             + (f"; GPUs there: {', '.join(client['gpus'])}" if "gpus" in client else "")
@@ -228,6 +224,29 @@ def _facts(blocks: Sequence[Block]) -> list[str]:
             "in the figures."
         )
     return list(dict.fromkeys(facts))
+
+
+def _server_facts(servers: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what is the same for all servers, and then what is not."""
+    told = {server["name"]: server["facts"] for server in servers}
+    common = [
+        (name, value)
+        for name, value in next(iter(told.values()), {}).items()
+        if len(told) > 1 and all(facts.get(name) == value for facts in told.values())
+    ]
+    facts = [f"All servers: {_listed(common)}."] if common else []
+    for server in servers:
+        own = _listed(item for item in server["facts"].items() if item not in common)
+        length = "fixed" if server["ignore_eos"] else "up to the model"
+        facts.append(
+            f"Server {server['name']}: {server['kind']}, model {server['model']}{own and f', {own}'}. "
+            f"Cache at the start of a block: {server['cache_at_start']}. Output length {length}."
+        )
+    return facts
+
+
+def _listed(items: Iterable[tuple[str, Any]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in items)
 
 
 def _by_server(

@@ -174,7 +174,7 @@ async def _measure(plan: BlockPlan, config: BenchConfig) -> tuple[Block, list[Me
     after = await server.pool()
     await _refuse_if_failed(plan, measured)
     seconds = max(one.started_s + one.end_to_end_s for one in measured) - min(one.started_s for one in measured)
-    pool = pool_change(before, after)
+    pool = pool_change(before, after, flushed=plan.cache is CacheAtStart.FLUSHED)
     first_error = next((f"{one.error}: {one.message}" for one in measured if one.error is not None), None)
     block = {
         "format": FORMAT,

@@ -18,7 +18,7 @@ _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)")
 _FLUSH_SECONDS = 30
 # What of SGLang's many settings makes a difference to these figures; absent ones are left out.
 _SGLANG_FACTS = (
-    *("version", "model_path", "load_format", "dtype", "kv_cache_dtype", "quantization", "tp_size", "dp_size"),
+    *("version", "load_format", "dtype", "kv_cache_dtype", "quantization", "tp_size", "dp_size", "pp_size"),
     *("page_size", "attention_backend", "radix_cache_backend", "disable_radix_cache", "chunked_prefill_size"),
     *("max_running_requests", "max_total_tokens", "mem_fraction_static", "schedule_policy", "disable_overlap_schedule"),
     *("disable_cuda_graph", "enable_mixed_chunk", "skip_tokenizer_init", "stream_interval", "enable_cache_report"),

@@ -31,7 +31,8 @@ def summarise(measured: Sequence[Measured], seconds: float) -> dict[str, Any]:
 
     Returns:
         ``ttft_s``, ``itl_s`` (over all gaps of all requests), ``tpot_s`` (the mean gap of each request, by tokens),
-        ``end_to_end_s``, rates a second, ``tokens`` by class and ``errors`` by kind. What the server does not tell is
+        ``end_to_end_s``, rates a second, ``in_flight`` (the mean number of requests), ``tokens`` by class and
+        ``errors`` by kind. What the server does not tell is
         left out: a class of tokens is summed only if every request that ended well has it.
     """
     well = [one for one in measured if one.error is None]
@@ -47,6 +48,7 @@ def summarise(measured: Sequence[Measured], seconds: float) -> dict[str, Any]:
         ),
         "end_to_end_s": distribution([one.end_to_end_s for one in well]),
         "requests_per_s": len(well) / seconds,
+        "in_flight": sum(one.end_to_end_s for one in measured) / seconds,
         **_tokens(well, seconds),
     }
 
@@ -68,12 +70,18 @@ def _tokens(well: Sequence[Measured], seconds: float) -> dict[str, Any]:
     }
 
 
-def pool_change(before: PoolReading | None, after: PoolReading | None) -> dict[str, float] | None:
-    """Return the occupied share of the pool before and after a block and the tokens evicted in it, as far as known."""
+def pool_change(before: PoolReading | None, after: PoolReading | None, *, flushed: bool) -> dict[str, float] | None:
+    """Return the occupied share of the pool before and after a block and the tokens evicted in it, as far as known.
+
+    Args:
+        before: just before the first request.
+        after: just after the last one.
+        flushed: SGLang was flushed before the block; its gauges do not hear of that, and tell of what was there.
+    """
     if before is None or after is None:
         return None
     found: dict[str, float] = {}
-    for name, reading in (("before", before), ("after", after)):
+    for name, reading in (("after", after),) if flushed else (("before", before), ("after", after)):
         if reading.slots and reading.free_slots is not None:
             found[f"occupied_{name}"] = 1 - reading.free_slots / reading.slots
     if after.slots is not None:
