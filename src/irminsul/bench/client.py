@@ -22,8 +22,6 @@ from irminsul.bench.load import Call
 from irminsul.sglang.usage import reuse_usage
 
 TOKEN_CLASSES = ("prefix", "approximate_prefix", "shifted", "computed")
-CONNECTION = "connection"
-"""What became of a request that never had an answer."""
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 _LONGEST_MESSAGE = 300
 
@@ -141,7 +139,7 @@ async def send(http: httpx.AsyncClient, form: RequestForm, call: Call, began: fl
     except httpx.TimeoutException as error:
         kind, message = "timeout", type(error).__name__
     except httpx.HTTPError as error:
-        kind, message = CONNECTION if status is None else "dropped stream", str(error) or type(error).__name__
+        kind, message = "connection" if status is None else "dropped stream", str(error) or type(error).__name__
     ended = time.perf_counter()
     times = stream.times
     return Measured(

@@ -9,7 +9,7 @@ from rich.console import Console
 from irminsul.bench.load import LoadOptions, read_load
 from irminsul.bench.report import markdown, write_html
 from irminsul.bench.results import ResultFiles, read_blocks
-from irminsul.bench.run import BenchConfig, run
+from irminsul.bench.run import BenchConfig, check_servers, run
 from irminsul.bench.server import BenchError, parse_targets
 from irminsul.output_files import require_writable
 
@@ -28,6 +28,7 @@ def serve_command(
     console = Console(stderr=True)
     targets = parse_targets(servers)
     files = ResultFiles(out)
+    check_servers(targets, config)
     made = [read_load(text, options) for text in loads]
     try:
         blocks = run(targets, made, config, files, console)

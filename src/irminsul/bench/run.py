@@ -20,7 +20,7 @@ import httpx
 from rich.console import Console
 
 from irminsul import __version__
-from irminsul.bench.client import CONNECTION, Measured, RequestForm, request_form, send
+from irminsul.bench.client import Measured, RequestForm, request_form, send
 from irminsul.bench.load import Load, Protocol
 from irminsul.bench.pace import AtOnce, Pace, ThinkTime, replay
 from irminsul.bench.results import FORMAT, Block, ResultFiles, digest
@@ -88,6 +88,21 @@ class BlockPlan:
         return f"{self.load.name}, {self.pace}, {self.server.target.name}, repeat {self.repeat + 1}"
 
 
+def check_servers(targets: Sequence[Target], config: BenchConfig) -> None:
+    """Ask servers what they are, before loads are read, which may take long.
+
+    Raises:
+        InputError: a server does not answer, or cannot do what is asked for.
+    """
+
+    async def check() -> None:
+        async with AsyncExitStack() as stack:
+            for server in await _connected(targets, config, stack):
+                server.cache_at_start(keep=config.keep_cache)
+
+    asyncio.run(check())
+
+
 def run(
     targets: Sequence[Target], loads: Sequence[Load], config: BenchConfig, files: ResultFiles, console: Console
 ) -> list[Block]:
@@ -107,10 +122,7 @@ async def _run(
     targets: Sequence[Target], loads: Sequence[Load], config: BenchConfig, files: ResultFiles, console: Console
 ) -> list[Block]:
     async with AsyncExitStack() as stack:
-        servers = [
-            await Server.connect(target, await stack.enter_async_context(_http(target, config)), config.protocol)
-            for target in targets
-        ]
+        servers = await _connected(targets, config, stack)
         known = {block["id"] for block in files.blocks}
         plans = list(_plans(servers, loads, config))
         missing = [plan for plan in plans if plan.identity not in known]
@@ -125,6 +137,13 @@ async def _run(
                 measured.append(block)
                 advance(block)
         return measured
+
+
+async def _connected(targets: Sequence[Target], config: BenchConfig, stack: AsyncExitStack) -> list[Server]:
+    return [
+        await Server.connect(target, await stack.enter_async_context(_http(target, config)), config.protocol)
+        for target in targets
+    ]
 
 
 def _http(target: Target, config: BenchConfig) -> httpx.AsyncClient:
@@ -222,7 +241,7 @@ async def _refuse_if_failed(plan: BlockPlan, measured: Sequence[Measured]) -> No
     if len(errors) == len(measured):
         first = f"{errors[0].error}: {errors[0].message}"
         raise BenchError(f"{plan.server} answered none of {len(measured)} requests ({plan}); the first: {first}")
-    if any(one.error == CONNECTION for one in errors) and not await plan.server.answers():
+    if errors and not await plan.server.answers():
         raise BenchError(
             f"{plan.server} went away ({plan}); this block is not kept, the same command measures it again"
         )
