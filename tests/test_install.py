@@ -56,3 +56,13 @@ def test_a_command_that_needs_an_extra_says_which() -> None:
     assert done.returncode == 1
     assert "pip install 'irminsul-kv[engine]'" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_load_generator_needs_no_torch_and_says_what_it_does_need() -> None:
+    command = "import sys; sys.argv = ['irminsul', 'bench', 'report', 'nowhere']\nfrom irminsul.cli import main\nmain()"
+    done = python(BLOCK + command)
+    assert done.returncode == 1
+    assert "cannot read nowhere/blocks.jsonl" in done.stderr
+    done = python(BLOCK.replace('"torch"', '"httpx"') + command)
+    assert done.returncode == 1
+    assert done.stderr == "irminsul: this command needs httpx: pip install 'irminsul-kv[bench]'\n"
