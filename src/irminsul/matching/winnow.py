@@ -75,8 +75,9 @@ class WinnowMatcher:
     def __init__(self, capacity: int, config: WinnowConfig, seed: int) -> None:
         self.config = config
         self._index = FingerprintIndex(capacity, candidates=config.candidates, spacing=max(1, config.w // 2))
-        # Odd and large: consecutive powers fill all 64 bits.
-        self._base = np.uint64(splitmix64(seed) | 1)
+        # 3 modulo 8: differences of its powers have few factors of two. Of a base like 1 + 2**20 they have many, and
+        # texts made of two alternating tokens would collide modulo 2**64.
+        self._base = np.uint64(splitmix64(seed) & ~7 | 3)
         self._seed = seed
 
     def __len__(self) -> int:
@@ -140,7 +141,11 @@ class WinnowMatcher:
 
 @njit(cache=True, nogil=True)
 def kgram_hashes(tokens, k, base, salt):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """Hash every k-gram: polynomial in ``base`` modulo 2**64, then mixed with ``salt``; shape [n - k + 1]."""
+    """Hash every k-gram: polynomial in ``base`` modulo 2**64 over keyed tokens, then mixed; shape [n - k + 1].
+
+    A token stands for a 64-bit value that only ``salt`` tells. With the ids themselves as coefficients, differences of
+    prepared texts are multiples of polynomials like (x - 1)^9 (x + 1)^14, which vanish for one odd base in five.
+    """
     n = len(tokens) - k + 1
     hashes = np.empty(max(n, 0), dtype=np.uint64)
     if n <= 0:
@@ -149,17 +154,24 @@ def kgram_hashes(tokens, k, base, salt):  # type: ignore[no-untyped-def]  # noqa
     for _ in range(k):
         leaving *= base
     rolling = np.uint64(0)
+    values = np.empty(len(tokens), dtype=np.uint64)
     for i in range(len(tokens)):
-        rolling = rolling * base + np.uint64(tokens[i] + 1)
+        values[i] = _mix(np.uint64(tokens[i] + 1) ^ salt)
+        rolling = rolling * base + values[i]
         if i >= k:
-            rolling -= leaving * np.uint64(tokens[i - k] + 1)
+            rolling -= leaving * values[i - k]
         if i >= k - 1:
-            mixed = rolling ^ salt
-            mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-            mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
             # 0 means "not indexed" in the index.
-            hashes[i - k + 1] = max(mixed ^ (mixed >> np.uint64(33)), np.uint64(1))
+            hashes[i - k + 1] = max(_mix(rolling), np.uint64(1))
     return hashes
+
+
+@njit(cache=True, nogil=True)
+def _mix(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """MurmurHash3's finaliser: a bijection in which every bit of the value moves every bit of the result."""
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    value = (value ^ (value >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return value ^ (value >> np.uint64(33))
 
 
 @njit(cache=True, nogil=True)
