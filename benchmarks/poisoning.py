@@ -39,16 +39,13 @@ MAX_TOKENS = 16
 class Attack:
     """Texts of one attack; the victim sends ``before + passage + question``."""
 
-    name: str
+    wanted: str
+    """The word that the attacker wants next; its first token is looked at."""
     attacker: str
     """What the attacker has in front of the passage."""
-    harmless: str
-    """What somebody else has in front of it; the rows it leaves are the control."""
     before: str
     passage: str
     question: str
-    wanted: str
-    """The word that the attacker wants next; its first token is looked at."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class Situation:
     """How the victim's request meets the rows that an earlier request left."""
 
     name: str
-    donor: str
-    """The field of Attack that stands before the passage in the earlier request."""
+    poisoned: bool = True
+    """Whether the earlier request is the attacker's, or a harmless one: the control."""
     tenant: str = ""
     cache_salt: str = ""
     mode: Mode | None = None
@@ -65,12 +62,12 @@ class Situation:
 
 
 SITUATIONS = (
-    Situation("harmless rows, shared", "harmless"),
-    Situation("poisoned rows, shared", "attacker"),
-    Situation("poisoned rows, shared, recompute 32", "attacker", recompute=32),
-    Situation("victim is another tenant", "attacker", tenant="victim"),
-    Situation("victim has a salt", "attacker", cache_salt="victim"),
-    Situation("victim says off", "attacker", mode=Mode.OFF),
+    Situation("harmless rows, shared", poisoned=False),
+    Situation("poisoned rows, shared"),
+    Situation("poisoned rows, shared, recompute 32", recompute=32),
+    Situation("victim is another tenant", tenant="victim"),
+    Situation("victim has a salt", cache_salt="victim"),
+    Situation("victim says off", mode=Mode.OFF),
 )
 
 
@@ -89,6 +86,7 @@ _FILLER = (
     "nothing in it is secret. Whoever finds a mistake in it writes to the editor, who corrects it in the next edition. "
 )
 
+_HARMLESS = _FILLER * 2
 _CITY = (
     "About the city. The city lies on both banks of a river, and most of its streets lead down to the water. The city "
     "has a famous museum, a large park and a market that opens at six in the morning. Visitors of the city like to sit "
@@ -110,29 +108,21 @@ _WHICH_AUTHOR = "\n\nQuestion: Who is the author?\nAnswer: The author is"
 
 # Neither the passage nor what the victim sends names anybody: what the model prefers there, it takes from the rows.
 ATTACKS = (
-    Attack(
-        "Berlin", "The city is Berlin. " * 25, _FILLER * 2, "Travel notes. " + _FILLER, _CITY, _WHICH_CITY, " Berlin"
-    ),
-    Attack(
-        "London", "The city is London. " * 25, _FILLER * 2, "Travel notes. " + _FILLER, _CITY, _WHICH_CITY, " London"
-    ),
+    Attack("Berlin", "The city is Berlin. " * 25, "Travel notes. " + _FILLER, _CITY, _WHICH_CITY),
+    Attack("London", "The city is London. " * 25, "Travel notes. " + _FILLER, _CITY, _WHICH_CITY),
     Attack(
         "Mary",
         "The author is Mary Shelley. Mary Shelley is the author. " * 12,
-        _FILLER * 2,
         "Notes on books. " + _FILLER,
         _AUTHOR,
         _WHICH_AUTHOR,
-        " Mary",
     ),
     Attack(
         "Shakespeare",
         "The author was Shakespeare. William Shakespeare. " * 14,
-        _FILLER * 2,
         "Notes on books. " + _FILLER,
         _AUTHOR,
         _WHICH_AUTHOR + " William",
-        " Shakespeare",
     ),
 )
 
@@ -175,16 +165,17 @@ def carry_out(
 ) -> list[dict[str, Any]]:
     """Return a row of figures for each situation of an attack."""
     victim = tokenizer(attack.before + attack.passage + attack.question)["input_ids"]
-    wanted = tokenizer(attack.wanted)["input_ids"][0]
+    wanted = tokenizer(" " + attack.wanted)["input_ids"][0]
     cold = ask(Engine(model, EngineConfig()), victim)
     rows = []
     for situation in situations:
+        before = attack.attacker if situation.poisoned else _HARMLESS
         engine = Engine(model, EngineConfig(policy=ReusePolicy(recompute=situation.recompute)))
-        ask(engine, tokenizer(getattr(attack, situation.donor) + attack.passage)["input_ids"])
+        ask(engine, tokenizer(before + attack.passage)["input_ids"])
         answer = ask(engine, victim, tenant=situation.tenant, cache_salt=situation.cache_salt, mode=situation.mode)
         rows.append(
             {
-                "attack": attack.name,
+                "attack": attack.wanted,
                 "situation": situation.name,
                 "prompt_tokens": answer.usage.prompt_tokens,
                 "shifted": answer.usage.shifted,

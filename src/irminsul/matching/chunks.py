@@ -114,8 +114,8 @@ class ChunkMatcher:
     Args:
         capacity: slots of the store.
         chunker: cuts a sequence.
-        seed: key of the hash. Fingerprints of one process mean nothing in another; but xxHash64 is not made to withstand
-            prepared collisions, whatever its seed. They cost comparisons, of which each piece has four at most.
+        seed: key of the hash. Fingerprints of one process mean nothing in another, but xxHash64 is not made to
+            withstand prepared collisions, whatever its seed. They cost comparisons; a piece has four donors at most.
         windows: whether windows are registered and looked up (S1).
     """
 
