@@ -133,6 +133,24 @@ def test_donors_stay_while_their_rows_are_read() -> None:
     assert cache.evict(100).tolist() == [10, 11, 12, 13]
 
 
+def test_donors_on_several_branches_stay_and_a_path_is_locked_once_however_it_is_cut() -> None:
+    cache = RadixCache(100)
+    fill(cache, ids(1, 2, 3, 4, 5, 6), 0)
+    for slot, end in ((10, 1), (20, 2), (30, 4)):  # cuts the path into nodes
+        fill(cache, ids(*range(1, end + 1), 90 + slot), slot)
+    top = cache.match(NS, ids(1)).node
+    assert top is not None
+    branch = int(cache.match(NS, ids(1, 2, 3, 4, 120)).slots[-1])
+    with cache.lock_rows(ids(0, 1, 2, 3, 4, 5, branch)):
+        assert top.locks == 2, "one for each lowest node"
+        left = cache.evict(100).tolist()
+        assert sorted(cache.owned().tolist()) == sorted([0, 1, 2, 3, 4, 5, branch])
+        assert not {0, 1, 2, 3, 4, 5, branch} & set(left)
+    assert top.locks == 0
+    cache.evict(100)
+    assert cache.owned().tolist() == []
+
+
 def test_being_a_donor_counts_as_use() -> None:
     cache = RadixCache(100)
     fill(cache, ids(1, 2), 0)

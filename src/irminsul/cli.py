@@ -98,6 +98,9 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="IRMINSUL_API_KEY", help="Require it as a bearer token.")
     ] = None,
+    require_tenant: Annotated[
+        bool, typer.Option("--require-tenant", help="Refuse requests without the header X-Irminsul-Tenant.")
+    ] = False,  # noqa: FBT002
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from irminsul.choices import parse_choice
@@ -116,7 +119,15 @@ def serve(
         policy=ReusePolicy(min_run=min_run, recompute=recompute),
     )
     engine, tokenizer = _load(path, config, device, dtype)
-    server.serve(engine, tokenizer, host=host, port=port, model_name=path.name, api_key=api_key)
+    server.serve(
+        engine,
+        tokenizer,
+        host=host,
+        port=port,
+        model_name=path.name,
+        api_key=api_key,
+        require_tenant=require_tenant,
+    )
 
 
 @app.command()

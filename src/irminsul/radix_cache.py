@@ -188,13 +188,27 @@ class RadixCache:
         """Keep the rows of these cached slots alive, and mark them as just used (they are somebody's donor)."""
         nodes = [self._nodes[node_id] for node_id in np.unique(self._owner[slots]).tolist()]
         self._touch(nodes)
-        for node in nodes:
+        lowest = self._lowest(nodes)
+        for node in lowest:
             self.lock(node)
         try:
             yield
         finally:
-            for node in nodes:
+            for node in lowest:
                 self.unlock(node)
+
+    def _lowest(self, nodes: Sequence[Node]) -> list[Node]:
+        """Leave out nodes above others: a lock holds a whole path, which clients can cut into many nodes."""
+        lowest: list[Node] = []
+        covered: set[int] = set()
+        for node in sorted(nodes, key=lambda node: -node.end):
+            if node.node_id not in covered:
+                lowest.append(node)
+            for above in self._upward(node):
+                if above.node_id in covered:
+                    break
+                covered.add(above.node_id)
+        return lowest
 
     def evict(self, n_slots: int) -> NDArray[np.int32]:
         """Free at least ``n_slots`` slots, if that many are unlocked; return the freed slots in whole pages."""

@@ -138,6 +138,21 @@ def served():
         yield int(url.rsplit(":", 1)[1]), engine.submitted
 
 
+@pytest.fixture(scope="module")
+def strict():
+    """The same, of a server that needs a tenant."""
+    tokenizer = byte_level_tokenizer()
+    engine = FakeEngine(lambda request: [tokenizer.eos_token_id], eos=tokenizer.eos_token_id)
+    with running(create_app(EngineRunner(engine), tokenizer, model_name="tiny", require_tenant=True)) as url:
+        yield int(url.rsplit(":", 1)[1]), engine.submitted
+
+
+def test_nobody_is_nameless_where_a_tenant_is_required(strict):
+    assert send(strict) == (HTTPStatus.BAD_REQUEST, [])
+    assert send(strict, b"X-Irminsul-Tenant: ") == (HTTPStatus.BAD_REQUEST, [])
+    assert send(strict, b"X-Irminsul-Tenant: a") == (HTTPStatus.OK, [("a", "")])
+
+
 def send(served, *headers, body=None, **fields):
     """Write a request byte by byte as it is given; return the status, and the (tenant, salt) that reached the engine.
 

@@ -1,5 +1,6 @@
 """Rows, slots and locks, in SGLang's own tree, allocator and pool."""
 
+import os
 import random
 from itertools import chain
 
@@ -302,12 +303,15 @@ def test_a_donor_that_was_evicted_meanwhile_is_not_copied(make):
 @pytest.mark.slow
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, True), (16, False)])
 def test_ten_thousand_random_operations(make, page_size, overlap):
-    """2,500 for each core and page size: serve, hang up, evict under an open plan, publish, flush."""
+    """2,500 for each core and page size: serve, hang up, evict under an open plan, publish, flush.
+
+    IRMINSUL_TEST_OPERATIONS asks for another number.
+    """
     rng = random.Random(page_size)
     server = make(slots=3072, page_size=page_size, chunk=192, overlap=overlap)
     passages = [text(seed, rng.randrange(70, 300)) for seed in range(12)]
     histories = []
-    for _ in range(2500):
+    for _ in range(int(os.environ.get("IRMINSUL_TEST_OPERATIONS", "2500"))):
         choice = rng.choices(["submit", "step", "finish", "abort", "flush"], [35, 35, 20, 7, 3])[0]
         if choice == "submit" and len(server.waiting) < 4:
             submit(server, rng, passages, histories)

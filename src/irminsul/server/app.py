@@ -30,6 +30,7 @@ def create_app(
     *,
     model_name: str,
     api_key: str | None = None,
+    require_tenant: bool = False,
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
@@ -40,6 +41,7 @@ def create_app(
         tokenizer: the model's.
         model_name: the one name that requests may use.
         api_key: if given, everything under /v1/ needs it; health and metrics stay open.
+        require_tenant: refuse requests that name no tenant, instead of letting them share rows with each other.
         default_max_tokens: longest chat answer where the client names no limit.
         max_body_bytes: longer bodies are refused.
 
@@ -53,7 +55,7 @@ def create_app(
         raise InputError("default_max_tokens and max_body_bytes must be >= 1")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
         raise InputError("the API key must be printable ASCII, not empty, without spaces around it")
-    service = Service(runner, tokenizer, model_name, default_max_tokens)
+    service = Service(runner, tokenizer, model_name, default_max_tokens, require_tenant=require_tenant)
     app = FastAPI(title="irminsul", lifespan=service.lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_middleware(LimitBody, max_bytes=max_body_bytes)
     if api_key is not None:
@@ -76,6 +78,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: str | None = None,
+    require_tenant: bool = False,
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
     max_body_bytes: int = MAX_BODY_BYTES,
     drain_seconds: int = 60,
@@ -91,6 +94,7 @@ def serve(
         host: address to listen at; by default no other machine can connect.
         port: 0 takes any free port.
         api_key: if given, everything under /v1/ needs it.
+        require_tenant: refuse requests that name no tenant.
         default_max_tokens: longest chat answer where the client names no limit.
         max_body_bytes: longer bodies are refused.
         drain_seconds: running requests that take longer than this to finish are aborted.
@@ -104,6 +108,7 @@ def serve(
         tokenizer,
         model_name=model_name,
         api_key=api_key,
+        require_tenant=require_tenant,
         default_max_tokens=default_max_tokens,
         max_body_bytes=max_body_bytes,
     )

@@ -74,7 +74,15 @@ class Service:
         default_max_tokens: longest chat answer where the client names no limit, in tokens.
     """
 
-    def __init__(self, runner: EngineRunner, tokenizer: Tokenizer, model_name: str, default_max_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: EngineRunner,
+        tokenizer: Tokenizer,
+        model_name: str,
+        default_max_tokens: int,
+        *,
+        require_tenant: bool,
+    ) -> None:
         self._runner = runner
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, runner.max_prompt_tokens)
@@ -85,6 +93,7 @@ class Service:
         self._metrics = ServerMetrics(lambda: runner.stats)
         self._model_name = model_name
         self._default_max_tokens = default_max_tokens
+        self._require_tenant = require_tenant
         self._card = ModelCard(id=model_name, created=int(time.time()), max_model_len=runner.max_prompt_tokens)
 
     @asynccontextmanager
@@ -156,7 +165,7 @@ class Service:
 
     async def _accept(self, wish: Wish) -> Answer:
         """Encode the prompt and hand it to the engine; every refusal comes from here, before a stream has begun."""
-        tenant, mode = _tenant(wish.http), _mode(wish.http, wish.body.irminsul, self._runner.mode)
+        tenant, mode = self._tenant(wish.http), _mode(wish.http, wish.body.irminsul, self._runner.mode)
         prompt = await asyncio.get_running_loop().run_in_executor(self._encoding, wish.encode)
         self._check_tokens(prompt)
         sampling = wish.body.sampling(self._output_limit(len(prompt), wish))
@@ -165,6 +174,18 @@ class Service:
             Detokenizer(self._tokenizer, prompt), StopStrings(wish.body.stop_strings), self._runner.eos_token_ids
         )
         return Answer(await self._runner.generate(request), text, RequestTimer(self._metrics, wish.arrived))
+
+    def _tenant(self, http: Request) -> str:
+        """Return the tenant a client claims to be; who may claim what, a proxy in front of the server decides."""
+        tenant = _header(http, TENANT_HEADER)
+        if tenant is None and self._require_tenant:
+            raise RequestError(f"this server needs the header {TENANT_HEADER}", param=TENANT_HEADER)
+        if tenant is not None and not _TENANT.fullmatch(tenant):
+            raise RequestError(
+                f"{TENANT_HEADER} must be 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
+                param=TENANT_HEADER,
+            )
+        return tenant or ""
 
     def _check_tokens(self, prompt: tuple[int, ...]) -> None:
         # Token ids may come from the client, and the detokenizer reads them before the engine does.
@@ -207,17 +228,6 @@ async def _events(answer: Answer, form: AnswerForm, *, include_usage: bool) -> A
     if include_usage:
         yield form.usage_chunk(Usage.of(answer.usage, answer.completion_tokens)).model_dump_json()
     yield "[DONE]"
-
-
-def _tenant(http: Request) -> str:
-    """Return the tenant the client claims to be; who may claim what is for a proxy in front of the server to decide."""
-    tenant = _header(http, TENANT_HEADER)
-    if tenant is not None and not _TENANT.fullmatch(tenant):
-        raise RequestError(
-            f"{TENANT_HEADER} must be 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit",
-            param=TENANT_HEADER,
-        )
-    return tenant or ""
 
 
 def _mode(http: Request, in_body: str | None, server_mode: Mode) -> Mode | None:
