@@ -98,9 +98,9 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="IRMINSUL_API_KEY", help="Require it as a bearer token.")
     ] = None,
-    require_tenant: Annotated[
+    require_tenant: Annotated[  # noqa: FBT002
         bool, typer.Option("--require-tenant", help="Refuse requests without the header X-Irminsul-Tenant.")
-    ] = False,  # noqa: FBT002
+    ] = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from irminsul.choices import parse_choice
