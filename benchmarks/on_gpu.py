@@ -94,9 +94,8 @@ def run(step: Step, arguments: argparse.Namespace, left_s: float) -> dict[str, o
         why = f"needs {step.gpus} GPUs" if missing > 0 else "no time was left"
         return {"step": step.name, "ended": f"not run: {why}"}
     given = {"out": arguments.out / f"{step.name}.json", "checkpoint": arguments.checkpoint, "texts": arguments.texts}
-    command = f"exec {sys.executable} " + step.command.format_map(
-        {name: path.resolve() for name, path in given.items()}
-    )
+    paths = {name: shlex.quote(str(path.resolve())) for name, path in given.items()}
+    command = f"exec {shlex.quote(sys.executable)} " + step.command.format_map(paths)
     environment = dict(os.environ)
     if step.gpus > 1:
         # Ranks that do not agree on a plan end the server.
