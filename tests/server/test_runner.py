@@ -63,9 +63,12 @@ def test_refusals_reach_only_the_request_at_fault(counting):
         assert runner.failure is None
 
 
-def test_cancelling_the_iteration_aborts(counting):
+def test_cancelling_the_iteration_aborts():
+    # Long enough that it cannot have ended by itself, however slow this thread is.
+    counting = FakeEngine(lambda request: list(range(1, 1_000_000)), eos=END)
+
     async def main():
-        generation = await runner.generate(request("a"))
+        generation = await runner.generate(request("a", max_tokens=1_000_000))
         assert (await anext(generation)).token_id == 1
         counting.hold()
         waiting = asyncio.create_task(drain(generation))
