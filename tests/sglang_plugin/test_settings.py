@@ -114,9 +114,15 @@ def test_a_wrong_variable_is_refused(variable, text, told):
         read_settings({f"IRMINSUL_SGLANG_{variable}": text})
 
 
-@pytest.mark.parametrize("parameters", [None, {}, {"other": {"mode": "off"}}, "irminsul", {"irminsul": None}])
+@pytest.mark.parametrize("parameters", [None, {}, {"other": {"mode": "off"}}, {"irminsul": None}])
 def test_a_request_that_asks_for_nothing(parameters):
     assert read_request_options(parameters) == RequestOptions()
+
+
+@pytest.mark.parametrize("parameters", ["irminsul", '{"irminsul": {"mode": "off"}}', [{"irminsul": {}}], 3])
+def test_options_that_are_no_object_are_refused(parameters):
+    with pytest.raises(InputError, match="custom_params must be an object, got "):
+        read_request_options(parameters)
 
 
 def test_a_request_that_asks():
@@ -131,7 +137,8 @@ def test_a_request_that_asks():
         ({"mode": "fast"}, "unknown mode 'fast'; valid modes: off, observe, live"),
         ({"modus": "off"}, "must be an object of mode and tenant, got {'modus': 'off'}"),
         ("off", "must be an object of mode and tenant, got 'off'"),
-        ({"tenant": 7}, "custom_params.irminsul.tenant must be a string, got 7"),
+        ({"tenant": 7}, "custom_params.irminsul.tenant must be a string of up to 256 characters, got 7"),
+        ({"tenant": "a" * 257}, "must be a string of up to 256 characters, got 'aaaa"),
     ],
 )
 def test_a_request_that_asks_wrongly_is_refused(asked, told):

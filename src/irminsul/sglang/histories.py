@@ -41,7 +41,9 @@ def mark_tokens(token_ids: "array[int]", start: int) -> "array[int]":
 
 def holds_marks(token_ids: "array[int]") -> bool:
     """Say whether token ids of a client reach into those that mark derived rows."""
-    return len(token_ids) > 0 and int(np.array(token_ids, dtype=np.int64).max()) >= MARK
+    # A negative id, marked, would be below the marks.
+    ids = np.array(token_ids, dtype=np.int64)
+    return bool(((ids >= MARK) | (ids < 0)).any())
 
 
 class Histories:

@@ -155,7 +155,7 @@ _NOT_BY_TOKENS = {
     "multimodal_inputs": "its rows follow from images or sound, not from token ids",
 }
 _REFUSED_ATTRIBUTES = _NOT_BY_TOKENS | {
-    "session": "streaming sessions keep their own rows",
+    "session": "rows of a session have not been shown to be safe to shift",
     "return_hidden_states": "hidden states of reused tokens are not computed",
     "return_routed_experts": "experts of reused tokens are not computed",
     "return_indexer_topk": "the index of reused tokens is not computed",

@@ -12,6 +12,7 @@ An unknown key or a wrong value is refused with the valid ones; nothing is ignor
 
 import dataclasses
 import os
+import reprlib
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from irminsul.registry import MATCHERS
 
 PREFIX = "IRMINSUL_SGLANG_"
 CONFIG_VARIABLE = PREFIX + "CONFIG"
+MAX_TENANT = 256
+"""Characters of a tenant's name."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,23 @@ def read_request_options(custom_params: object) -> RequestOptions:
     Raises:
         InputError: an unknown option or a wrong value.
     """
-    asked = custom_params.get("irminsul") if isinstance(custom_params, Mapping) else None
+    if custom_params is None:
+        return RequestOptions()
+    if not isinstance(custom_params, Mapping):
+        # Not passed over: options that a client has encoded twice would be lost.
+        raise InputError(f"custom_params must be an object, got {_shortened(custom_params)}")
+    asked = custom_params.get("irminsul")
     if asked is None:
         return RequestOptions()
     if not isinstance(asked, Mapping) or not set(asked) <= {"mode", "tenant"}:
-        raise InputError(f"custom_params.irminsul must be an object of mode and tenant, got {asked!r}")
+        raise InputError(f"custom_params.irminsul must be an object of mode and tenant, got {_shortened(asked)}")
     mode, tenant = asked.get("mode"), asked.get("tenant", "")
-    if not isinstance(tenant, str):
-        raise InputError(f"custom_params.irminsul.tenant must be a string, got {tenant!r}")
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
+        raise InputError(
+            f"custom_params.irminsul.tenant must be a string of up to {MAX_TENANT} characters, got {_shortened(tenant)}"
+        )
     return RequestOptions(None if mode is None else parse_choice(Mode, str(mode), "mode"), tenant)
+
+
+def _shortened(value: object) -> str:
+    return reprlib.repr(value)
