@@ -1,4 +1,8 @@
-"""The quick form on the real checkpoint, which is what CI runs."""
+"""The quick form on the real checkpoint, which is what CI runs.
+
+Without consistency, which compares shifted and naive reuse as ``irminsul fidelity --quick`` does on the same checkpoint
+(tests/fidelity/test_fidelity_command.py); its own form is tested on a small model.
+"""
 
 import json
 
@@ -6,8 +10,9 @@ import pytest
 
 from irminsul.checkpoints.smollm2 import BuiltIn, build, find_gguf
 from irminsul.errors import InputError
-from irminsul.reproduce.command import EXPERIMENTS, reproduce_command
+from irminsul.reproduce.command import reproduce_command
 
+MEASURED = ("invariance", "sink", "rotation", "rope-pitfall")
 pytestmark = [pytest.mark.checkpoint, pytest.mark.slow]
 
 
@@ -18,8 +23,10 @@ def results(tmp_path_factory):
     except InputError as error:
         pytest.skip(str(error))
     out = tmp_path_factory.mktemp("quick")
-    reproduce_command("all", build(BuiltIn.MLA, gguf=gguf), out, quick=True, tell=lambda _: None)
-    return {name: json.loads((out / f"{name}.json").read_text()) for name in EXPERIMENTS}
+    checkpoint = build(BuiltIn.MLA, gguf=gguf)
+    for name in MEASURED:
+        reproduce_command(name, checkpoint, out, quick=True, tell=lambda _: None)
+    return {name: json.loads((out / f"{name}.json").read_text()) for name in MEASURED}
 
 
 def test_parts_of_a_row_are_as_invariant_as_the_design_takes_them_to_be(results):
@@ -45,13 +52,6 @@ def test_a_move_stays_under_the_papers_error_and_does_not_accumulate(results):
     repeated = results["rotation"]["results"]["repeated"]["bfloat16"]
     assert max(repeated["from the stored base"]) < 1.1 * repeated["from the stored base"][0]
     assert repeated["from the last result"][-1] > 3 * repeated["from the stored base"][-1]
-
-
-def test_shifted_reuse_is_closer_to_full_than_naive_reuse(results):
-    """Over all tasks; two cases of one task decide nothing."""
-    tasks = results["consistency"]["results"]["tasks"].values()
-    shifted, naive = (sum(paths[path]["kl_mean"] for paths in tasks) for path in ("shifted", "naive"))
-    assert shifted < naive / 2
 
 
 def test_every_wrong_rotation_shows_at_a_large_distance(results):
