@@ -301,8 +301,10 @@ def _model_that_sglang_reads(server_args: Any) -> list[Check]:
         if server_args.trust_remote_code:
             sentence = "the config may need the checkpoint's own code, which is not run here"
             return [Check("model", Verdict.NOT_CHECKED, f"{sentence}: {_first_line(error)}")]
-        sentence = f"SGLang cannot read the config of {server_args.model_path}"
-        return [Check("model", Verdict.REFUSED, f"{sentence}: {_first_line(error)}")]
+        path = Path(server_args.model_path)
+        # Of a path that is not there, SGLang says that it is no name of a repository.
+        why = "there is no such directory" if path.is_absolute() and not path.is_dir() else _first_line(error)
+        return [Check("model", Verdict.REFUSED, f"SGLang cannot read the config of {path}: {why}")]
     return _model_checks(config)
 
 
