@@ -12,15 +12,30 @@ from typing import Any
 
 from irminsul.errors import InputError
 
+_HEAD = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{ policy }}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{{ title }}</title>
+<style>{{ style | safe }}</style>
+</head>
+"""
 
-def render_page(template: str, *, style: str, script: str = "", **values: Any) -> str:  # noqa: ANN401
+
+def render_page(body: str, *, title: str, style: str, script: str = "", **values: Any) -> str:  # noqa: ANN401
     """Render a page.
 
     Args:
-        template: jinja2; it finds ``policy``, ``style``, ``script`` and the values, and escapes what it prints.
+        body: jinja2, from ``<body>`` to the end; it finds ``script`` and the values, and escapes what it prints.
+        title: of the page.
         style: the style sheet.
         script: the script.
-        **values: whatever else the template names.
+        **values: whatever else the body names.
 
     Raises:
         InputError: jinja2 is missing.
@@ -36,7 +51,8 @@ def render_page(template: str, *, style: str, script: str = "", **values: Any) -
         f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; base-uri 'none'; "
         "form-action 'none'"
     )
-    page: str = environment.from_string(template).render(policy=policy, style=style, script=script, **values)
+    template = environment.from_string(_HEAD + body)
+    page: str = template.render(policy=policy, title=title, style=style, script=script, **values)
     return page
 
 

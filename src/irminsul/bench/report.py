@@ -330,9 +330,14 @@ def to_html(blocks: Sequence[Block]) -> str:
     report = make_report(blocks)
     style = (files("irminsul.trace") / "page" / "report.css").read_text(encoding="utf-8")
     own_style = (files("irminsul.bench") / "page" / "bench.css").read_text(encoding="utf-8")
-    template = (files("irminsul.bench") / "page" / "bench.html").read_text(encoding="utf-8")
+    body = (files("irminsul.bench") / "page" / "bench.html").read_text(encoding="utf-8")
     return render_page(
-        template, style=style + own_style, facts=report.facts, tables=report.tables, plots=_plots(report.groups)
+        body,
+        title="irminsul bench",
+        style=style + own_style,
+        facts=report.facts,
+        tables=report.tables,
+        plots=_plots(report.groups),
     )
 
 

@@ -47,6 +47,7 @@ def to_html(analysis: Analysis) -> str:
     """Return the page."""
     return render_page(
         _resource("report.html"),
+        title="irminsul analyze",
         script=_resource("report.js"),
         style=_resource("report.css"),
         strips=_script_json([_strip(strip) for strip in analysis.strips]),
