@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_cache import NOBODY, TextCache, agent_mix, as_tokens, cover_of, oracle_cover
+from text_cache import NOBODY, TextCache, agent_mix, as_tokens, count_comparisons, cover_of, oracle_cover
 
 from irminsul.errors import InputError
 from irminsul.matching import winnow
@@ -304,25 +304,11 @@ def comparisons(kind, step, size, monkeypatch):
     after that, each goes left to what is covered and right over tokens that are covered from then on. An extension
     makes one comparison more than it has tokens.
     """
-    counted = []
-
-    def count(name, cost):
-        function = getattr(winnow, name)
-
-        def counted_call(*args):
-            result = function(*args)
-            counted.append(cost(args, result))
-            return result
-
-        monkeypatch.setattr(winnow, name, counted_call)
-
     cache = TextCache(capacity=4 * size)
     for i in range(3):
         cache.add(as_tokens([50_000 + i], PATHOLOGICAL[kind](size, i)), steps=range(step, size, step))
     config = cache.registry.matcher.config
-    count("tokens_end_at", lambda args, _: args[4])
-    count("_extend_right", lambda args, result: result[1] - args[3] + 1)
-    count("_extend_left", lambda args, result: args[3] - result + 1)
+    counted = count_comparisons(monkeypatch)
     monkeypatch.setattr(winnow, "_search", winnow._search.py_func)
     cache.registry.find(NOBODY, PATHOLOGICAL[kind](size, 99), 0)
     return sum(counted), (config.candidates * (config.k + 2) + MAX_WORK + 2 * config.candidates) * size

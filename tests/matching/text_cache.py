@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from irminsul.matching import winnow
 from irminsul.namespace import Namespace
 from irminsul.registry import Registry
 
@@ -131,3 +132,23 @@ def agent_mix(rng, pool, n_documents):
         begin = int(rng.integers(0, 40)) if rng.random() < 0.3 else 0
         parts += [document[begin:], rng.integers(0, 50_000, int(rng.integers(0, 30)))]
     return as_tokens(*parts)
+
+
+def count_comparisons(monkeypatch):
+    """Count token comparisons of winnow searches from now on, in a list. Searches must run uncompiled."""
+    counted = []
+
+    def count(name, cost):
+        function = getattr(winnow, name)
+
+        def counted_call(*args):
+            result = function(*args)
+            counted.append(cost(args, result))
+            return result
+
+        monkeypatch.setattr(winnow, name, counted_call)
+
+    count("tokens_end_at", lambda args, _: args[4])
+    count("_extend_right", lambda args, result: result[1] - args[3] + 1)
+    count("_extend_left", lambda args, result: args[3] - result + 1)
+    return counted

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from text_cache import NOBODY, TextCache, as_tokens
+from text_cache import NOBODY, TextCache, as_tokens, count_comparisons
 
 from irminsul.matching import winnow
 from irminsul.matching.cdc import splitmix64
@@ -87,26 +87,6 @@ def few_fingerprints(monkeypatch):
     # Compiled code has the true hash built in.
     for name in ("_register", "_search"):
         monkeypatch.setattr(winnow, name, getattr(winnow, name).py_func)
-
-
-def count_comparisons(monkeypatch):
-    """Count token comparisons of searches, in a list."""
-    counted = []
-
-    def count(name, cost):
-        function = getattr(winnow, name)
-
-        def counted_call(*args):
-            result = function(*args)
-            counted.append(cost(args, result))
-            return result
-
-        monkeypatch.setattr(winnow, name, counted_call)
-
-    count("tokens_end_at", lambda args, _: args[4])
-    count("_extend_right", lambda args, result: result[1] - args[3] + 1)
-    count("_extend_left", lambda args, result: args[3] - result + 1)
-    return counted
 
 
 def test_texts_that_all_collide_cost_bounded_work_and_give_no_wrong_row(few_fingerprints, monkeypatch):
