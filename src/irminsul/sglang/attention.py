@@ -98,9 +98,7 @@ class SharedKeys:
     def of(cls, blocks: KeyBlocks, table: Tensor, lines: list[int]) -> "SharedKeys":
         """Put a layout on the device of the slot table."""
         starts = np.append(blocks.starts_B, blocks.total)
-        numbers = torch.from_numpy(np.concatenate([starts, blocks.ends_B]).astype(np.int32))
-        if table.is_cuda:
-            numbers = numbers.pin_memory().to(table.device, non_blocking=True)
+        numbers = to_device(np.concatenate([starts, blocks.ends_B]).astype(np.int32), table.device)
         return cls(blocks.slots(table, lines), numbers[: len(starts)], numbers[len(starts) :], max(blocks.lengths))
 
     def meant_by(self, call: dict[str, Any]) -> bool:
@@ -115,6 +113,12 @@ class SharedKeys:
             "seqused_k": self.seqused_k,
             "max_seqlen_k": self.max_seqlen_k,
         }
+
+
+def to_device(array: NDArray[np.int32] | NDArray[np.int64], device: torch.device) -> Tensor:
+    """Copy integers to a device without waiting for it."""
+    host = torch.from_numpy(array)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def attention_products(

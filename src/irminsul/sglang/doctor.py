@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from irminsul.errors import InputError
+from irminsul.sglang.plugin import BACKEND, HOOKED
 from irminsul.sglang.settings import Settings, read_settings
 from irminsul.sglang.support import (
     architecture_of,
@@ -30,7 +31,6 @@ from irminsul.sglang.support import (
     option_problems,
 )
 
-BACKEND = "irminsul"
 ENTRY_POINTS = "sglang.srt.plugins"
 
 
@@ -250,8 +250,6 @@ def _answers(model: str, flags: Sequence[str]) -> Iterator[Check]:
 def _surface() -> str:
     from sglang.srt.plugins import load_plugins  # noqa: PLC0415
 
-    from irminsul.sglang.plugin import HOOKED  # noqa: PLC0415
-
     # SGLang logs what goes wrong while plugins are loaded, and goes on.
     logged = logging.handlers.BufferingHandler(capacity=1000)
     logged.setLevel(logging.ERROR)
@@ -280,8 +278,6 @@ def _parse(model: str, flags: Sequence[str]) -> Any:  # SGLang's ServerArgs
 def _flag_problems(server_args: Any) -> Iterator[str]:
     if server_args.radix_cache_backend != BACKEND:
         yield f"--radix-cache-backend {server_args.radix_cache_backend} leaves irminsul out; it must be {BACKEND}"
-    if server_args.disable_radix_cache:
-        yield "--disable-radix-cache leaves nothing to reuse"
     yield from environment_problems(os.environ)
     yield from option_problems(server_args)
 

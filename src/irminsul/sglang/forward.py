@@ -27,7 +27,7 @@ from torch import Tensor
 from irminsul.kernels.row_movers import RowMover
 from irminsul.rope import AngleSource, RopeSpec
 from irminsul.sglang.admission import OpenPlan, Planner
-from irminsul.sglang.attention import AttentionShape, KeyBlocks, SharedKeys, absorbed_is_cheaper
+from irminsul.sglang.attention import AttentionShape, KeyBlocks, SharedKeys, absorbed_is_cheaper, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,12 +225,6 @@ def counted_up(first_RK: NDArray[np.int64], lengths_R: NDArray[np.int64], device
     n_rows = int(lengths_R.sum())
     run_N = torch.repeat_interleave(torch.arange(len(lengths_R), device=device), table[-1], output_size=n_rows)
     return table[:-1, run_N] + torch.arange(n_rows, device=device)
-
-
-def to_device(array: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy integers to a device without waiting for it."""
-    host = torch.from_numpy(array)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 def _split_batch(batch: Any, split: SplitBatch) -> Any:

@@ -178,7 +178,8 @@ def _build_cache(context: Any, settings: Settings) -> Any:
     check_hooks(HOOKED)
     check_server(context.server_args, context.model_config)
     if context.disable_radix_cache:
-        raise UnsupportedModelError("--disable-radix-cache leaves nothing to reuse")
+        # The flag is refused above; SGLang also does without a cache where it must.
+        raise UnsupportedModelError("SGLang runs this model without its prefix cache, which leaves nothing to reuse")
     cache = create_unified_radix_cache(context, cache_class=IrminsulRadixCache)
     runner = context.tp_worker.model_runner
     pool = context.params.token_to_kv_pool_allocator.get_kvcache()

@@ -142,19 +142,14 @@ def read_request_options(custom_params: object) -> RequestOptions:
         return RequestOptions()
     if not isinstance(custom_params, Mapping):
         # Not passed over: options that a client has encoded twice would be lost.
-        raise InputError(f"custom_params must be an object, got {_shortened(custom_params)}")
+        raise InputError(f"custom_params must be an object, got {reprlib.repr(custom_params)}")
     asked = custom_params.get("irminsul")
     if asked is None:
         return RequestOptions()
     if not isinstance(asked, Mapping) or not set(asked) <= {"mode", "tenant"}:
-        raise InputError(f"custom_params.irminsul must be an object of mode and tenant, got {_shortened(asked)}")
+        raise InputError(f"custom_params.irminsul must be an object of mode and tenant, got {reprlib.repr(asked)}")
     mode, tenant = asked.get("mode"), asked.get("tenant", "")
     if not isinstance(tenant, str) or len(tenant) > MAX_TENANT:
-        raise InputError(
-            f"custom_params.irminsul.tenant must be a string of up to {MAX_TENANT} characters, got {_shortened(tenant)}"
-        )
+        limit = f"a string of up to {MAX_TENANT} characters"
+        raise InputError(f"custom_params.irminsul.tenant must be {limit}, got {reprlib.repr(tenant)}")
     return RequestOptions(None if mode is None else parse_choice(Mode, str(mode), "mode"), tenant)
-
-
-def _shortened(value: object) -> str:
-    return reprlib.repr(value)

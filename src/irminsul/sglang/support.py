@@ -53,6 +53,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("disaggregation_mode", ("null",), "the decode server would receive approximate rows as if exact"),
     Option("enable_hierarchical_cache", (False,), "rows that come back from the host are not indexed yet"),
     Option("enable_unified_cache_external_linker", (False,), "linker and irminsul would both load rows for a request"),
+    Option("disable_radix_cache", (False,), "it leaves nothing to reuse"),
     Option("enable_lmcache", OFF, "it brings its own tree"),
     Option("enable_flexkv", OFF, "it brings its own tree"),
     Option("enable_hisparse", (False,), "sparse rows on the host are not moved"),
