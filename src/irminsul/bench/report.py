@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from irminsul.bench.results import Block
 from irminsul.html_page import render_page, write_page
+from irminsul.markdown import markdown_table
 
 ABSENT = "-"
 _BUSY_CLIENT = 0.8
@@ -184,9 +185,8 @@ def markdown(blocks: Sequence[Block]) -> str:
     report = make_report(blocks)
     parts = ["\n".join(f"- {fact}" for fact in report.facts)] if report.facts else ["No block has been measured."]
     for table in report.tables:
-        rows = [table.columns, ("---",) * len(table.columns), *table.rows]
-        lines = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
-        parts.append(f"## {table.title}\n\n{lines}")
+        rows = [[cell.replace("|", "/") for cell in row] for row in table.rows]
+        parts.append(f"## {table.title}\n\n{markdown_table(table.columns, rows)}")
     return "\n\n".join(parts) + "\n"
 
 

@@ -20,6 +20,7 @@ from irminsul.errors import InputError
 from irminsul.fidelity.estimates import FEWEST, against, summary, worst_cases
 from irminsul.fidelity.measure import CaseResult
 from irminsul.fidelity.paths import FULL, shipped_path
+from irminsul.markdown import markdown_row
 from irminsul.output_files import replace_files
 from irminsul.progress import progress_bar
 
@@ -189,16 +190,12 @@ def markdown(report: Mapping[str, Any]) -> str:
     """Return the tables, notes, exceptions and worst cases in Markdown."""
     lines: list[str] = []
     for name, rows in _tables(report):
-        lines += [f"**{name}**", "", _markdown_row(_COLUMNS), "|---|" + "---:|" * (len(_COLUMNS) - 1)]
-        lines += [*map(_markdown_row, rows), ""]
+        lines += [f"**{name}**", "", markdown_row(_COLUMNS), "|---|" + "---:|" * (len(_COLUMNS) - 1)]
+        lines += [*map(markdown_row, rows), ""]
     lines += [*(f"* {line}" for line in _legend(report)), ""]
     lines += [*_NOTES, ""]
     lines += [f"* {line}" for line in (*findings(report), *_worst_lines(report))]
     return "\n".join([*lines, "", _run_line(report), ""])
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def _legend(report: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ import transformers
 
 from irminsul import __version__
 from irminsul.machine import Machine
+from irminsul.markdown import markdown_table
 from irminsul.output_files import replace_files
 from irminsul.reproduce.figures import Panel, draw_png
 
@@ -30,9 +31,7 @@ class Table:
     def markdown(self) -> str:
         """Render it: the caption, then the table."""
         assert all(len(row) == len(self.header) for row in self.rows), self.caption
-        rule = ("---", *["---:" if self.numbers else "---"] * (len(self.header) - 1))
-        lines = ["| " + " | ".join(row) + " |" for row in (self.header, rule, *self.rows)]
-        return "\n".join([self.caption, "", *lines])
+        return f"{self.caption}\n\n{markdown_table(self.header, self.rows, numbers=self.numbers)}"
 
 
 @dataclass(frozen=True)

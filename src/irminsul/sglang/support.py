@@ -10,12 +10,13 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from irminsul.errors import UnsupportedModelError
+from irminsul.markdown import markdown_table
 
 TESTED_VERSION = "0.5.23"
 _MISSING = object()
@@ -312,23 +313,18 @@ def markdown() -> str:
     return _DOCUMENT.format(
         version=TESTED_VERSION,
         meanings="\n".join(f"* **{support.value}**: {support.meaning}." for support in Support),
-        models=_table(
+        models=markdown_table(
             ("class", "models", "support", "note"),
             ((f"`{row.name}`", row.models, row.support.value, row.note) for row in ARCHITECTURES),
         ),
         rope_types=", ".join(f"`{kind}`" for kind in ROPE_TYPES),
-        variables=_table(("variable", "why"), ((f"`{name}`", why) for name, why in REFUSED_VARIABLES.items())),
-        options=_table(
+        variables=markdown_table(("variable", "why"), ((f"`{name}`", why) for name, why in REFUSED_VARIABLES.items())),
+        options=markdown_table(
             ("flag", "values", "why no other"),
             ((f"`{option.flag}`", ", ".join(option.choices), option.reason) for option in OPTIONS),
         ),
-        placements=_table(("placement", "state", "what holds"), _PLACEMENTS),
+        placements=markdown_table(("placement", "state", "what holds"), _PLACEMENTS),
     )
-
-
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":
