@@ -17,112 +17,17 @@ from irminsul.sglang.settings import Settings, read_request_options, read_settin
 
 if TYPE_CHECKING:
     from irminsul.sglang.admission import Planner
-    from irminsul.sglang.forward import Splitter
+    from irminsul.sglang.forward import Splitter, Unsplit
 
 logger = logging.getLogger(__name__)
 
 BACKEND = "irminsul"
 
-HOOKED: dict[str, tuple[str, ...]] = {
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": (
-        "self",
-        "req",
-        "has_chunked_req",
-        "truncation_align_size",
-    ),
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req": ("self", "req"),
-    "sglang.srt.managers.scheduler.Scheduler.run_batch": ("self", "batch", "pp_proxy_tensors"),
-    "sglang.srt.managers.scheduler.Scheduler.process_batch_result": ("self", "batch", "result"),
-    "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": (
-        "cls",
-        "batch",
-        "model_runner",
-        "capture_hidden_mode",
-        "return_hidden_states_before_norm",
-        "extend_position_info",
-        "spec_mrope_positions",
-        "kv_loc_plan",
-        "write_cols",
-    ),
-    "sglang.srt.model_executor.model_runner.ModelRunner.forward": (
-        "self",
-        "forward_batch",
-        "skip_attn_backend_init",
-        "pp_proxy_tensors",
-        "reinit_attn_backend",
-        "split_forward_count",
-    ),
-    "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch": ("cls", "forward_batch"),
-    "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.get_handler": (
-        "cls",
-        "backend_name",
-    ),
-    "sglang.srt.managers.scheduler_components.output_streamer."
-    "SchedulerOutputStreamer.is_request_level_customized_info_key": ("self", "key"),
-    "sglang.srt.sampling.sampling_params.SamplingParams.verify": ("self", "vocab_size"),
-    "sglang.srt.managers.tokenizer_manager.TokenizerManager._stream_one_response": ("self", "obj", "state", "request"),
-    "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_response_usage": (
-        "responses",
-        "n_choices",
-        "enable_cache_report",
-        "image_tokens",
-        "audio_tokens",
-        "video_tokens",
-    ),
-    "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_streaming_usage": (
-        "prompt_tokens",
-        "reasoning_tokens",
-        "completion_tokens",
-        "cached_tokens",
-        "n_choices",
-        "enable_cache_report",
-        "image_tokens",
-        "audio_tokens",
-        "video_tokens",
-    ),
-}
+HOOKED: dict[str, tuple[str, ...]] = {}
 """What is hooked in SGLang, and the parameters it must have."""
-
-HOOKED_FOR_SHARED_KEYS: dict[str, tuple[str, ...]] = {
-    "sglang.srt.layers.attention.flashattention_backend.flash_attn_varlen_func": (
-        "q",
-        "k",
-        "v",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "max_seqlen_q",
-        "max_seqlen_k",
-        "seqused_q",
-        "seqused_k",
-        "page_table",
-        "softmax_scale",
-        "causal",
-        "qv",
-        "q_descale",
-        "k_descale",
-        "v_descale",
-        "window_size",
-        "attention_chunk",
-        "softcap",
-        "num_splits",
-        "pack_gqa",
-        "only_qv",
-        "sm_margin",
-        "return_softmax_lse",
-        "sinks",
-        "score_mod",
-        "aux_tensors",
-        "sfq",
-        "sfk",
-        "sfv",
-        "rel_bias",
-        "rel_bias_prep_cache",
-        "ver",
-        "out",
-        "mask_mod",
-    ),
-}
+HOOKED_FOR_SHARED_KEYS: dict[str, tuple[str, ...]] = {}
 """As above, where FlashAttention exists: on a GPU."""
+_hooks: dict[str, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -143,11 +48,8 @@ def activate() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
     register_radix_cache_backend(BACKEND, build_cache)
-    for target, hook in _hooks().items():
-        HookRegistry.register(target, hook, HookType.AROUND)
-    if torch.cuda.is_available():
-        for target in HOOKED_FOR_SHARED_KEYS:
-            HookRegistry.register(target, _flash_attention, HookType.AROUND)
+    for target in (*HOOKED, *(HOOKED_FOR_SHARED_KEYS if torch.cuda.is_available() else ())):
+        HookRegistry.register(target, _hooks[target], HookType.AROUND)
 
 
 def build_cache(context: Any) -> Any:  # SGLang's TreeCacheBuildContext
@@ -227,105 +129,151 @@ def _shared_seed(group: Any) -> int:  # torch.distributed.ProcessGroup | None
     return int(seed)
 
 
-def _hooks() -> dict[str, Callable[..., Any]]:
-    return dict(
-        zip(
-            HOOKED,
-            (
-                _add_one_req,
-                _add_chunked_req,
-                _run_batch,
-                _process_batch_result,
-                _init_new,
-                _forward,
-                _from_forward_batch,
-                _get_handler,
-                _is_request_level,
-                _verify,
-                _stream_one_response,
-                _response_usage,
-                _streaming_usage,
-            ),
-            strict=True,
-        )
-    )
+def _around(
+    target: str, parameters: str, table: dict[str, tuple[str, ...]] = HOOKED
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function be called in place of SGLang's: with the wrapped one first, then its own arguments.
+
+    Args:
+        target: what it wraps.
+        parameters: that this must have, separated by spaces.
+        table: where it is listed.
+    """
+
+    def register(hook: Callable[..., Any]) -> Callable[..., Any]:
+        table[target] = tuple(parameters.split())
+        _hooks[target] = hook
+        return hook
+
+    return register
 
 
-# Hooks: the wrapped function first, then its own arguments, all SGLang's.
-
-
+@_around(
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req",
+    "self req has_chunked_req truncation_align_size",
+)
 def _add_one_req(original: Any, adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
     if _reuse is None:
         return original(adder, req, *args, **kwargs)
     return _reuse.planner.admit(adder, req, lambda: original(adder, req, *args, **kwargs), first=True)
 
 
+@_around(
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+    "self req",
+)
 def _add_chunked_req(original: Any, adder: Any, req: Any) -> Any:
     if _reuse is None:
         return original(adder, req)
     return _reuse.planner.admit(adder, req, lambda: original(adder, req), first=False)
 
 
+@_around(
+    "sglang.srt.managers.scheduler.Scheduler.run_batch",
+    "self batch pp_proxy_tensors",
+)
 def _run_batch(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     if _reuse is not None:
         _reuse.planner.launched()
     return original(scheduler, *args, **kwargs)
 
 
+@_around(
+    "sglang.srt.managers.scheduler.Scheduler.process_batch_result",
+    "self batch result",
+)
 def _process_batch_result(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     if _reuse is not None:
         _reuse.planner.processed()
     return original(scheduler, *args, **kwargs)
 
 
+@_around(
+    "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
+    "cls batch model_runner capture_hidden_mode return_hidden_states_before_norm extend_position_info "
+    "spec_mrope_positions kv_loc_plan write_cols",
+)
 def _init_new(original: Any, cls: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     if _reuse is None:
         return original(cls, batch, *args, **kwargs)
     return _reuse.splitter.make(batch, lambda rows: original(cls, rows, *args, **kwargs))
 
 
+@_around(
+    "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+    "self forward_batch skip_attn_backend_init pp_proxy_tensors reinit_attn_backend split_forward_count",
+)
 def _forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     if _reuse is None:
         return original(runner, forward_batch, *args, **kwargs)
     return _reuse.splitter.run(forward_batch, lambda: original(runner, forward_batch, *args, **kwargs))
 
 
+@_around(
+    "sglang.srt.layers.logits_processor.LogitsMetadata.from_forward_batch",
+    "cls forward_batch",
+)
 def _from_forward_batch(original: Any, cls: Any, forward_batch: Any) -> Any:
-    unsplit = None if _reuse is None else _reuse.splitter.current
+    unsplit = _unsplit()
     if unsplit is None:
         return original(cls, forward_batch)
     with unsplit.shown(forward_batch):
         return original(cls, forward_batch)
 
 
+@_around(
+    "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.get_handler",
+    "cls backend_name",
+)
 def _get_handler(original: Any, cls: Any, backend_name: str) -> Any:
     handler = original(cls, backend_name)
-    unsplit = None if _reuse is None else _reuse.splitter.current
+    unsplit = _unsplit()
     if unsplit is None:
         return handler
     return lambda attention, forward_batch: unsplit.choose(handler(attention, forward_batch), forward_batch)
 
 
+@_around(
+    "sglang.srt.layers.attention.flashattention_backend.flash_attn_varlen_func",
+    "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k seqused_q seqused_k page_table softmax_scale "
+    "causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa only_qv "
+    "sm_margin return_softmax_lse sinks score_mod aux_tensors sfq sfk sfv rel_bias rel_bias_prep_cache ver "
+    "out mask_mod",
+    HOOKED_FOR_SHARED_KEYS,
+)
 def _flash_attention(original: Any, *args: Any, **kwargs: Any) -> Any:
-    unsplit = None if _reuse is None else _reuse.splitter.current
+    unsplit = _unsplit()
     shared_keys = None if unsplit is None else unsplit.shared_keys
     if shared_keys is None or not shared_keys.meant_by(kwargs):
         return original(*args, **kwargs)
     return original(*args, **kwargs | shared_keys.arguments())
 
 
+@_around(
+    "sglang.srt.managers.scheduler_components.output_streamer."
+    "SchedulerOutputStreamer.is_request_level_customized_info_key",
+    "self key",
+)
 def _is_request_level(original: Any, streamer: Any, key: str) -> Any:
     from irminsul.sglang.requests import INFO_KEY  # noqa: PLC0415
 
     return key == INFO_KEY or original(streamer, key)
 
 
+@_around(
+    "sglang.srt.sampling.sampling_params.SamplingParams.verify",
+    "self vocab_size",
+)
 def _verify(original: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
     if _selected():
         read_request_options(sampling_params.custom_params)
     return original(sampling_params, *args, **kwargs)
 
 
+@_around(
+    "sglang.srt.managers.tokenizer_manager.TokenizerManager._stream_one_response",
+    "self obj state request",
+)
 def _stream_one_response(original: Any, manager: Any, obj: Any, state: Any, request: Any = None) -> Any:
     outputs = original(manager, obj, state, request)
     if not (_selected() and getattr(obj, "stream", False)):
@@ -335,6 +283,10 @@ def _stream_one_response(original: Any, manager: Any, obj: Any, state: Any, requ
     return carry_counters(outputs, state)
 
 
+@_around(
+    "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_response_usage",
+    "responses n_choices enable_cache_report image_tokens audio_tokens video_tokens",
+)
 def _response_usage(original: Any, *args: Any, **kwargs: Any) -> Any:
     if not _selected():
         return original(*args, **kwargs)
@@ -343,12 +295,22 @@ def _response_usage(original: Any, *args: Any, **kwargs: Any) -> Any:
     return response_usage(original, *args, **kwargs)
 
 
+@_around(
+    "sglang.srt.entrypoints.openai.usage_processor.UsageProcessor.calculate_streaming_usage",
+    "prompt_tokens reasoning_tokens completion_tokens cached_tokens n_choices enable_cache_report "
+    "image_tokens audio_tokens video_tokens",
+)
 def _streaming_usage(original: Any, *args: Any, **kwargs: Any) -> Any:
     if not _selected():
         return original(*args, **kwargs)
     from irminsul.sglang.usage import streaming_usage  # noqa: PLC0415
 
     return streaming_usage(original, *args, **kwargs)
+
+
+def _unsplit() -> "Unsplit | None":
+    """Return the split of the batch whose forward is running."""
+    return None if _reuse is None else _reuse.splitter.current
 
 
 def _selected() -> bool:
