@@ -370,6 +370,17 @@ def test_stop_publishes_like_a_normal_end(model: MlaModel) -> None:
     assert serve(engine, prompt + [o.token_id for o in outputs] + [9])[1].prefix == 50 + 4
 
 
+def test_cached_rows_are_locked_while_a_request_reads_them(model: MlaModel) -> None:
+    engine = Engine(model, replace(CONFIG, page_size=1))
+    prompt = text(1, 50)
+    serve(engine, prompt)
+    engine.submit(Request("b", (*prompt, 9), GREEDY))
+    engine.step()
+    assert engine.stats().locked_slots >= 50
+    engine.abort("b")
+    assert engine.stats().locked_slots == 0
+
+
 def test_an_end_token_ends_unless_it_is_to_be_ignored(model: MlaModel) -> None:
     engine = Engine(model, CONFIG)
     tokens, _ = serve(engine, text(1, 50))

@@ -17,6 +17,7 @@ class FakeStats:
     pool_slots: int
     free_slots: int
     cached_slots: int
+    locked_slots: int = 3
     registry_entries: int = 7
     evicted_slots: int = 5
 

@@ -519,6 +519,7 @@ def test_metrics_show_the_engine_as_it_is(live):
     found = samples(live)
     assert (found["irminsul_pool_slots", "cached"], found["irminsul_pool_slots", "active"]) == (53, 0)
     assert sum(found["irminsul_pool_slots", state] for state in ("free", "cached", "active")) == 10_000
+    assert found["irminsul_pool_locked_slots",] == 3
     assert (found["irminsul_registry_entries",], found["irminsul_evicted_slots_total",]) == (7, 5)
     assert found["irminsul_requests_waiting",] == 0
 

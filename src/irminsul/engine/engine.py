@@ -71,6 +71,8 @@ class EngineStats:
     cached_slots: int
     """Slots in the prefix cache, derived ones included."""
     derived_slots: int
+    locked_slots: int
+    """Slots in the prefix cache that running requests read, which keeps them there."""
     registry_entries: int
     registry_bytes: int
     evicted_slots: int
@@ -192,6 +194,7 @@ class Engine:
             free_slots=self._pool.free_slots,
             cached_slots=self._cache.cached_slots,
             derived_slots=self._cache.derived_slots,
+            locked_slots=self._cache.locked_slots,
             registry_entries=0 if self._registry is None else len(self._registry),
             registry_bytes=0 if self._registry is None else self._registry.nbytes,
             evicted_slots=self._cache.evicted_slots,

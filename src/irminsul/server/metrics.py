@@ -164,5 +164,8 @@ class _EngineCollector(Collector):
         slots.add_metric(["cached"], stats.cached_slots)
         slots.add_metric(["active"], stats.pool_slots - stats.free_slots - stats.cached_slots)
         yield slots
+        yield GaugeMetricFamily(
+            "irminsul_pool_locked_slots", "Cached rows that running requests read, and that stay", stats.locked_slots
+        )
         yield GaugeMetricFamily("irminsul_registry_entries", "Fingerprints of donors", stats.registry_entries)
         yield CounterMetricFamily("irminsul_evicted_slots", "Slots taken from the cache", stats.evicted_slots)

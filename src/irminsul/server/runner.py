@@ -53,6 +53,10 @@ class EngineStats(Protocol):
         """Slots that only the cache holds."""
 
     @property
+    def locked_slots(self) -> int:
+        """Slots of the cache that running requests read."""
+
+    @property
     def registry_entries(self) -> int:
         """Fingerprints that nominate donors."""
 
