@@ -4,6 +4,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import typer
 import uvicorn
@@ -13,13 +14,15 @@ from starlette.responses import Response
 from irminsul.errors import InputError
 from irminsul.server.asgi import LimitBody, RequireKey
 from irminsul.server.detokenize import Tokenizer
-from irminsul.server.protocol import ChatCompletion, Completion
+from irminsul.server.protocol import ChatCompletion, Completion, ErrorBody
 from irminsul.server.refusals import register_error_handlers, wrong_key
 from irminsul.server.runner import Engine, EngineRunner
 from irminsul.server.service import Service
 
 DEFAULT_MAX_TOKENS = 1024
-MAX_BODY_BYTES = 16 * 2**20
+MAX_BODY_BYTES = 4 * 2**20
+"""A prompt of half a million tokens fits; what is read of JSON holds up the other requests meanwhile."""
+BODY_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
 _LAST_PORT = 65535
 
@@ -33,6 +36,7 @@ def create_app(
     require_tenant: bool = False,
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
     max_body_bytes: int = MAX_BODY_BYTES,
+    body_seconds: float = BODY_SECONDS,
 ) -> FastAPI:
     """Build the server's app; its lifespan starts and closes ``runner``.
 
@@ -44,6 +48,7 @@ def create_app(
         require_tenant: refuse requests that name no tenant, instead of letting them share rows with each other.
         default_max_tokens: longest chat answer where the client names no limit.
         max_body_bytes: longer bodies are refused.
+        body_seconds: a client that sends nothing of an unfinished body for so long is told that it took too long.
 
     Returns:
         The app.
@@ -57,14 +62,19 @@ def create_app(
         raise InputError("the API key must be printable ASCII, not empty, without spaces around it")
     service = Service(runner, tokenizer, model_name, default_max_tokens, require_tenant=require_tenant)
     app = FastAPI(title="irminsul", lifespan=service.lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(LimitBody, max_bytes=max_body_bytes)
+    app.add_middleware(LimitBody, max_bytes=max_body_bytes, seconds=body_seconds)
     if api_key is not None:
         app.add_middleware(RequireKey, key=api_key, refusal=wrong_key())
     register_error_handlers(app)
-    app.add_api_route("/v1/chat/completions", service.chat_completions, methods=["POST"], response_model=ChatCompletion)
-    app.add_api_route("/v1/completions", service.completions, methods=["POST"], response_model=Completion)
-    app.add_api_route("/v1/models", service.models)
-    app.add_api_route("/v1/models/{name:path}", service.model)
+    # Named in the schema; FastAPI would promise a 422 of its own.
+    errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in ("4XX", "5XX")}
+    for path, endpoint, answer in (
+        ("/v1/chat/completions", service.chat_completions, ChatCompletion),
+        ("/v1/completions", service.completions, Completion),
+    ):
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=answer, responses=errors)
+    app.add_api_route("/v1/models", service.models, responses=errors)
+    app.add_api_route("/v1/models/{name:path}", service.model, responses=errors)
     app.add_api_route("/health", service.health)
     app.add_api_route("/metrics", service.metrics, response_class=Response)
     return app
@@ -115,6 +125,7 @@ def serve(
     listener = _listen(host, port)
     config = uvicorn.Config(
         app,
+        http="h11",  # bounds the headers of a request (64 KiB); httptools, which uvicorn prefers, does not
         log_level="warning",
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,

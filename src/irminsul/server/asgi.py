@@ -85,23 +85,33 @@ class EventStream(Response):
 
 
 class LimitBody:
-    """Middleware: a body longer than ``max_bytes`` is 413, whether its length is declared or not."""
+    """Middleware: a body longer than ``max_bytes`` is 413, whether its length is declared or not.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    One of which nothing comes for ``seconds`` is 408.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a counting ``receive``."""
         declared = _header(scope, b"content-length") or b"0"
-        read = 0
+        read, whole = 0, False
 
         async def counted() -> Message:
-            nonlocal read
+            nonlocal read, whole
             # The server has checked that a declared length is a number.
             if int(declared) > self._max_bytes:
                 raise self._too_long()
-            message = await receive()
+            # Behind the body comes the hang-up, which may take its time.
+            try:
+                async with asyncio.timeout(None if whole else self._seconds):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"nothing came of the body for {self._seconds:g} seconds") from None
+            whole = not message.get("more_body", False)
             read += len(message.get("body", b""))
             if read > self._max_bytes:
                 raise self._too_long()

@@ -207,7 +207,7 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | None, BeforeValidator(_joined_text)] = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -228,8 +228,11 @@ def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
 class ChatBody(GenerationBody):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[Annotated[dict[str, Any], AfterValidator(_checked_tool)]] | None = None
+    # Fail fast: one error is told, and a body of a megabyte can have half a million of them.
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+    tools: Annotated[list[Annotated[dict[str, Any], AfterValidator(_checked_tool)]], Field(fail_fast=True)] | None = (
+        None
+    )
     """Kept exactly as sent: the template shows them to the model."""
     tool_choice: Any = None
     max_completion_tokens: int | None = Field(None, ge=1)

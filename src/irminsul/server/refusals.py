@@ -15,12 +15,16 @@ from irminsul.server.protocol import ErrorBody, ErrorDetail, RequestError
 from irminsul.server.runner import ShuttingDownError
 
 RETRY_AFTER_SECONDS = 1
+MAX_TOLD = 400
+"""Characters of an error's message, and of its ``param``: what repeats a client's value may not be as long as that."""
 _CLIENT_CLOSED_REQUEST = 499
 
 
 def error_response(status: int, error: ErrorDetail, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for an error."""
-    body = ErrorBody(error=error).model_dump_json()
+    """Return the response for an error; texts that are too long lose their middle."""
+    param = None if error.param is None else _shortened(error.param)
+    told = error.model_copy(update={"message": _shortened(error.message), "param": param})
+    body = ErrorBody(error=told).model_dump_json()
     return Response(body, status, headers=headers, media_type="application/json")
 
 
@@ -75,12 +79,19 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
         message = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][1]}"
     elif param is not None:
         message = f"{param}: {first['msg']}"
+    elif first["type"] == "string_unicode":
+        message = "a field's name holds half of a surrogate pair, which is not text"
     elif "json" in request.headers.get("content-type", ""):
         message = "the body must be a JSON object"
     else:
         message = "send a JSON object with the header 'Content-Type: application/json'"
     detail = ErrorDetail(message=message, type="invalid_request_error", param=param)
     return error_response(HTTPStatus.BAD_REQUEST, detail)
+
+
+def _shortened(text: str) -> str:
+    half = MAX_TOLD // 2
+    return text if len(text) <= MAX_TOLD else f"{text[: half - 2]} ... {text[-half + 3 :]}"
 
 
 def _path(location: tuple[Any, ...]) -> str | None:
@@ -92,7 +103,14 @@ def _path(location: tuple[Any, ...]) -> str | None:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     message = str(error.detail)
-    if error.status_code == HTTPStatus.NOT_FOUND:
+    if isinstance(error.__cause__, RecursionError):
+        message = "the body is nested too deeply"
+    elif isinstance(error.__cause__, UnicodeDecodeError):
+        message = f"the body is not UTF-8: {error.__cause__.reason} at byte {error.__cause__.start}"
+    elif isinstance(error.__cause__, ValueError):
+        # Python refuses to read integers of thousands of digits.
+        message = "a number in the body is out of range"
+    elif error.status_code == HTTPStatus.NOT_FOUND:
         message = f"there is no {request.url.path} here"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.url.path} does not take {request.method}"
