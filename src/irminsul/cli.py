@@ -61,8 +61,16 @@ def main() -> None:
     try:
         app()
     except IrminsulError as error:
-        sys.stderr.write(f"irminsul: {error}\n")
+        sys.stderr.write(f"irminsul: {_printable(str(error))}\n")
         raise SystemExit(1) from None
+    except MemoryError as error:
+        sys.stderr.write(f"irminsul: not enough memory {error}\n")
+        raise SystemExit(1) from None
+
+
+def _printable(text: str) -> str:
+    """Write what a terminal would obey, or break the line at, as Python writes it in a string."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _version(show: bool) -> None:  # noqa: FBT001

@@ -10,7 +10,17 @@ from irminsul.server.detokenize import Tokenizer
 from irminsul.server.protocol import ChatMessage, RequestError
 
 # What code inside a template raises on a conversation it was not written for (a missing field, None + text, ...).
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_TEMPLATE_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,  # Python compiles what jinja2 makes of a template, and has limits of its own
+)
 _PROBE_KEY, _PROBE_VALUE = "irminsul_probe", "7"
 
 
@@ -57,7 +67,8 @@ class PromptEncoder:
                 conversation, tools=tools, add_generation_prompt=True, tokenize=False, tool_choice=tool_choice
             )
         except _TEMPLATE_ERRORS as error:
-            raise RequestError(f"the chat template cannot render this: {error}", param="messages") from error
+            reason = str(error) or "not enough memory"
+            raise RequestError(f"the chat template cannot render this: {reason}", param="messages") from error
         # The template has written the special tokens itself.
         return self._encode(text, param="messages", add_special_tokens=False)
 

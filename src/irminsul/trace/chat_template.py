@@ -39,7 +39,8 @@ _TEMPLATE_ERRORS = (
     LookupError,
     AttributeError,
     ArithmeticError,
-    RecursionError,
+    RuntimeError,
+    MemoryError,
 )
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
@@ -129,7 +130,8 @@ class ChatTemplate:
             # Arguments that were parsed here may hold half of a surrogate pair, which is not text.
             text.encode()
         except _TEMPLATE_ERRORS as error:
-            raise LineError(f"the chat template cannot render this conversation: {error}") from error
+            reason = str(error) or "not enough memory"
+            raise LineError(f"the chat template cannot render this conversation: {reason}") from error
         return text
 
     def _template_message(self, message: Message) -> Message:
@@ -332,7 +334,8 @@ def _compile(source: str) -> Any:  # noqa: ANN401 -- a jinja2 template
     environment.globals["raise_exception"] = _raise_exception
     try:
         return environment.from_string(source)
-    except TemplateError as error:
+    # Python compiles what jinja2 makes of it, and has limits of its own.
+    except (*_TEMPLATE_ERRORS, SyntaxError) as error:
         raise InputError(f"the chat template cannot be read: {error}") from error
 
 

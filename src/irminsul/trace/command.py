@@ -1,6 +1,7 @@
 """``irminsul analyze``: read, replay, report."""
 
 import re
+import reprlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from irminsul.trace.tokenise import load_tokeniser
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_MAX_TOKENS = 2 * 10**9
+"""Slots are numbered in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ def analyze_command(
             cache=inputs.token_cache,
             progress=advance,
         )
+    if not len(log):
+        raise InputError("; ".join([f"no calls in {', '.join(inputs.files)}", *log.notes]))
     with analysis_stages(progress, log.prompt_tokens(), config.passes) as stages:
         analysis = analyse(log, config, cost, model, stages)
     # Files first: a reader of the tables (head, less) may close the pipe before their end.
@@ -80,12 +85,12 @@ def parse_tokens(text: str) -> int:
     """Read a number of tokens: ``500000``, ``500K``, ``2M``, ``1.5G``.
 
     Raises:
-        InputError: it is none, or not a whole number of at least 1.
+        InputError: it is none, or not a whole number from 1 to 2G.
     """
     match = _SIZE.fullmatch(text.strip())
     tokens = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
-    if tokens < 1 or tokens != int(tokens):
-        raise InputError(f"a number of tokens is written like 500000, 500K or 2M, got {text!r}")
+    if not 1 <= tokens <= _MAX_TOKENS or tokens != int(tokens):
+        raise InputError(f"a number of tokens is written like 500000, 500K or 2M, up to 2G, got {reprlib.repr(text)}")
     return int(tokens)
 
 

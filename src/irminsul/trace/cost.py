@@ -10,8 +10,7 @@ the output head (one token of a prompt needs it), norms, the router's softmax, a
 only read, which depends on the engine.
 """
 
-import json
-import math
+import reprlib
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from irminsul.errors import InputError
+from irminsul.trace.lines import LineError, parse_json
+
+# No real model or prompt comes near, and sums of products stay numbers.
+_MAX_SIZE = 2**31
+_MAX_MS = 1e9
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ class _Fields:
 
     def __getitem__(self, name: str) -> int:
         value = self._config.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(f"{self._path}: {name} must be a whole number >= 0, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_SIZE:
+            raise InputError(f"{self._path}: {name} must be a whole number >= 0 and < 2^31, got {reprlib.repr(value)}")
         return value
 
     def get(self, name: str, default: int) -> int:
@@ -96,7 +100,7 @@ def _mlp_parameters(shape: _Fields, layers: int) -> int:
     if "n_routed_experts" not in shape:
         return layers * dense
     first, step = shape.get("first_k_dense_replace", 0), max(1, shape.get("moe_layer_freq", 1))
-    sparse_layers = sum(layer >= first and layer % step == 0 for layer in range(layers))
+    sparse_layers = len(range(-(-first // step) * step, layers, step))
     experts = shape["num_experts_per_tok"] + shape.get("n_shared_experts", 0)
     router = hidden * shape["n_routed_experts"]
     return (layers - sparse_layers) * dense + sparse_layers * (
@@ -204,20 +208,20 @@ def _point(raw: object) -> Point:
     fields = raw if isinstance(raw, dict) else {}
     total, computed, ms = (fields.get(name) for name in ("total", "computed", "ms"))
     whole = all(isinstance(value, int) and not isinstance(value, bool) for value in (total, computed))
-    if not whole or not 0 < fields["computed"] <= fields["total"]:
-        raise InputError(f"a point needs whole numbers 0 < computed <= total, got {raw!r}")
-    if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 < ms < math.inf:
-        raise InputError(f"a point needs a time ms > 0, got {raw!r}")
+    if not whole or not 0 < fields["computed"] <= fields["total"] < _MAX_SIZE:
+        raise InputError(f"a point needs whole numbers 0 < computed <= total < 2^31, got {reprlib.repr(raw)}")
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 < ms < _MAX_MS:
+        raise InputError(f"a point needs a time ms > 0 and < {_MAX_MS:g}, got {reprlib.repr(raw)}")
     return Point(fields["total"], fields["computed"], float(ms))
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from None
+    except (UnicodeDecodeError, LineError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path} must hold a JSON object")
     return raw

@@ -44,6 +44,7 @@ _MAX_WRAPPERS = 4
 _SESSION_IN_USER_ID = re.compile(r"session_([0-9a-fA-F-]{36})\b")
 # Above these a number of seconds would be in the year 5138 or later, so it counts a smaller unit.
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+_LAST = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class Unwrapped(NamedTuple):
@@ -112,9 +113,13 @@ def seconds(value: object) -> float:
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value.strip())
+            moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except ValueError:
             raise LineError(f"{value[:64]!r} is no time in ISO 8601") from None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except OverflowError:
+            raise LineError("a time is out of range") from None
+        # The last moments of the last year could be rounded up to one that has no date.
+        return min(moment, _LAST).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise LineError(f"a time must be a number or ISO 8601 text, got {kind_of(value)}")
     if not 0 <= value < 2**63:

@@ -23,8 +23,10 @@ from irminsul.trace.records import BadLine
 MAX_LINE_BYTES = 64 * 2**20
 STDIN = "-"
 
-_GZIP_MAGIC, _ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP_MAGIC, _ZSTD_MAGIC, _ZIP_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
 _BUFFER_BYTES = 2**20
+_ZSTD_BYTES = 2**10
+"""Compressed bytes that are unpacked at once: to 32 MiB at most, for four bytes can stand for a block of 128 KiB."""
 
 OnBad: TypeAlias = Callable[[BadLine], None]
 """Takes a line that cannot be used: ``refuse_bad_lines``, or a ``BadLines`` that counts."""
@@ -107,9 +109,11 @@ def read_lines(path: Path | str, on_bad: OnBad = refuse_bad_lines, progress: Pro
                 while raw := file.readline(MAX_LINE_BYTES + 1):
                     number += 1
                     try:
-                        text = _text(file, raw, number)
+                        text = _text(raw, number)
                     except LineError as reason:
+                        # Told before the rest of it is read, which may be long.
                         on_bad(BadLine(name, number, str(reason)))
+                        _skip_rest(file, raw)
                         continue
                     if text and not text.isspace():
                         yield Line(number, text)
@@ -174,15 +178,19 @@ def _no_constant(name: str) -> NoReturn:
     raise LineError(f"not JSON: {name} is no number")
 
 
-def _text(file: BinaryIO, raw: bytes, number: int) -> str:
+def _text(raw: bytes, number: int) -> str:
     if len(raw) > MAX_LINE_BYTES:
-        while not raw.endswith(b"\n") and raw:
-            raw = file.readline(_BUFFER_BYTES)
         raise LineError(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
     try:
         return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise LineError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _skip_rest(file: BinaryIO, raw: bytes) -> None:
+    """Read on to the end of a line of which ``raw`` has been read."""
+    while raw and not raw.endswith(b"\n"):
+        raw = file.readline(_BUFFER_BYTES)
 
 
 class _Counted(io.RawIOBase):
@@ -202,6 +210,42 @@ class _Counted(io.RawIOBase):
         return len(data)
 
 
+class _ZstdFrames(io.RawIOBase):
+    """Decompresses frame after frame; EOFError if the last one breaks off, which zstandard's own reader does not tell.
+
+    Args:
+        file: the frames.
+        new_frame: makes a ``zstandard.ZstdDecompressionObj``.
+    """
+
+    def __init__(self, file: BinaryIO, new_frame: Callable[[], Any]) -> None:
+        self._file = file
+        self._new_frame = new_frame
+        self._frame: Any = None
+        """The one that is being read; None between two."""
+        self._unread = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 -- any writable buffer
+        while not self._ready:
+            data = self._unread or self._file.read(_ZSTD_BYTES)
+            if not data:
+                if self._frame is not None:
+                    raise EOFError("in the middle of a frame")
+                return 0
+            self._frame = self._frame or self._new_frame()
+            self._ready = memoryview(self._frame.decompress(data))
+            self._unread = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+
 @contextmanager
 def _open(name: str, progress: Progress | None) -> Iterator[tuple[BinaryIO, tuple[type[Exception], ...]]]:
     """Open a log; also return the exceptions that mean damaged compressed data."""
@@ -216,8 +260,10 @@ def _open(name: str, progress: Progress | None) -> Iterator[tuple[BinaryIO, tupl
             yield cast("BinaryIO", gzip.GzipFile(fileobj=file)), (gzip.BadGzipFile, EOFError, zlib.error)
         elif magic == _ZSTD_MAGIC:
             zstandard = _zstandard(name)
-            reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
-            yield cast("BinaryIO", io.BufferedReader(reader, _BUFFER_BYTES)), (zstandard.ZstdError,)
+            frames = _ZstdFrames(file, zstandard.ZstdDecompressor().decompressobj)
+            yield cast("BinaryIO", io.BufferedReader(frames, _BUFFER_BYTES)), (zstandard.ZstdError, EOFError)
+        elif magic == _ZIP_MAGIC:
+            raise InputError(f"{name} is a zip archive; unpack it first")
         else:
             yield cast("BinaryIO", file), ()
 

@@ -112,7 +112,7 @@ class Conversation:
         last = self._last(base)
         if last is None or "tool_calls" in last or last["content"]:
             last = self._start(base)
-        last["reasoning_content"] = last.get("reasoning_content", "") + text
+        last["reasoning_content"] = (last.get("reasoning_content") or "") + text
 
     def call(self, base: Message, tool_call: dict[str, Any]) -> None:
         """Add a tool call."""
@@ -223,6 +223,9 @@ def _check_blocks_fit(message: Message, kinds: Sequence[str]) -> None:
             raise LineError(f"a {kind} block stands in a message of role {role!r}, not 'assistant'")
         if kind == "tool_result" and role != "user":
             raise LineError(f"a tool_result block stands in a message of role {role!r}, not 'user'")
+    thought = message.get("reasoning_content")
+    if not isinstance(thought, str | None):
+        raise LineError(f"'reasoning_content' must be a string or null, got {kind_of(thought)}")
     if "tool_calls" in message and set(kinds) & set(CALL_BLOCKS):
         raise LineError("a message has both tool_calls and tool_use blocks")
 

@@ -12,7 +12,7 @@ from typing import Any
 from irminsul.trace.fields import call_info, unwrap
 from irminsul.trace.formats.log_file import LogFile, each_record
 from irminsul.trace.lines import LineError
-from irminsul.trace.messages import all_messages, reply_message, tool_schemas
+from irminsul.trace.messages import all_messages, as_object, field, reply_message, tool_schemas
 from irminsul.trace.records import Chat, LoggedCall, Tool
 
 
@@ -46,5 +46,6 @@ def _tools(body: dict[str, Any]) -> tuple[Tool, ...] | None:
     if body.get("functions") is not None:
         if body.get("tools") is not None:
             raise LineError("has both 'tools' and 'functions'")
-        return tool_schemas([{"type": "function", "function": function} for function in body["functions"]])
+        functions = [as_object(function, "a function") for function in field(body, "functions", list)]
+        return tool_schemas([{"type": "function", "function": function} for function in functions])
     return tool_schemas(body.get("tools"))

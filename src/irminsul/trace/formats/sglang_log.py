@@ -52,7 +52,7 @@ class SGLangFormat:
             if _EVENT.search(line.text) is None:
                 continue
             try:
-                event = parse_object(line.text[line.text.index("{") :])
+                event = parse_object("{" + line.text.partition("{")[2])
                 kind = event.get("event")
                 if kind in (_RECEIVED, _FINISHED):
                     yield from _follow(event, running, file.name, line.number)
