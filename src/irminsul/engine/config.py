@@ -15,6 +15,7 @@ A setting that has not been shown to work is refused by name.
 import copy
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,10 @@ _HF_CONFIG_OF_TYPE: dict[str, type[PreTrainedConfig]] = {
 }
 OWN_MODEL_TYPE = "irminsul_mla"
 SUPPORTED_MODEL_TYPES = (*_HF_CONFIG_OF_TYPE, OWN_MODEL_TYPE)
+
+_LIMIT = 2**31 - 1
+_LIMITS = {"num_hidden_layers": 10_000, "qk_rope_head_dim": 4096}
+"""Of sizes that transformers makes lists and tables of before anything else is read of them."""
 
 
 class Router(StrEnum):
@@ -172,7 +177,10 @@ class _Fields:
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._value(key, default)
         if type(value) is not int or value < minimum:
-            raise CheckpointError(f"config.json: {key} must be an integer >= {minimum}, got {value!r}")
+            raise CheckpointError(f"config.json: {key} must be an integer >= {minimum}, got {reprlib.repr(value)}")
+        limit = _LIMITS.get(key, _LIMIT)
+        if value > limit:
+            raise CheckpointError(f"config.json: {key} must be <= {limit}, got {reprlib.repr(value)}")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -181,20 +189,20 @@ class _Fields:
     def number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
         if type(value) not in (int, float) or not 0.0 < value <= sys.float_info.max:
-            raise CheckpointError(f"config.json: {key} must be a number > 0, got {value!r}")
+            raise CheckpointError(f"config.json: {key} must be a number > 0, got {reprlib.repr(value)}")
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
         value = self._value(key, default)
         if type(value) is not bool:
-            raise CheckpointError(f"config.json: {key} must be true or false, got {value!r}")
+            raise CheckpointError(f"config.json: {key} must be true or false, got {reprlib.repr(value)}")
         return value
 
     def one_of(self, key: str, default: object, choices: tuple[object, ...]) -> object:
         value = self._value(key, default)
         if value not in choices:
             listed = ", ".join(repr(choice.value if isinstance(choice, Router) else choice) for choice in choices)
-            raise UnsupportedModelError(f"{key} {value!r} is not supported; supported: {listed}")
+            raise UnsupportedModelError(f"{key} {reprlib.repr(value)} is not supported; supported: {listed}")
         return value
 
     def _value(self, key: str, default: object) -> Any:  # noqa: ANN401 - JSON
@@ -222,7 +230,7 @@ def _refuse_unsupported(raw: dict[str, Any]) -> str:
     model_type = raw.get("model_type")
     if model_type not in SUPPORTED_MODEL_TYPES:
         raise UnsupportedModelError(
-            f"model type {model_type!r} is not supported; supported: {', '.join(SUPPORTED_MODEL_TYPES)}"
+            f"model type {reprlib.repr(model_type)} is not supported; supported: {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
     assert isinstance(model_type, str)
     if raw.get("index_topk") is not None:
@@ -232,6 +240,8 @@ def _refuse_unsupported(raw: dict[str, Any]) -> str:
     if raw.get("mla_use_nope") or raw.get("qk_rope_head_dim") == 0:
         raise UnsupportedModelError("NoPE models are not supported: their keys are not turned to a position")
     fields = _Fields(raw)
+    for key in _LIMITS:
+        fields.optional_integer(key)
     fields.one_of("hidden_act", "silu", ("silu",))
     fields.one_of("moe_layer_freq", 1, (1,))
     if raw.get("num_key_value_heads") not in (None, raw.get("num_attention_heads")):
@@ -252,7 +262,7 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[
     for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and token >= 0 for token in listed):
-            raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {value!r}")
+            raise CheckpointError(f"eos_token_id must be a token id or a list of them, got {reprlib.repr(value)}")
         ids.extend(listed)
     return tuple(dict.fromkeys(ids))
 

@@ -36,22 +36,23 @@ def expected_tensors(config: ModelConfig, *, packed_experts: bool = False) -> di
         packed_experts: all experts of a layer in two tensors, as transformers keeps them in memory and can save them,
             rather than one by one, as DeepSeek releases them and transformers saves them by default.
     """
-    tensors = {
-        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
-        "model.norm.weight": (config.hidden_size,),
-    }
+    return dict(_tensors(config, packed_experts=packed_experts))
+
+
+def _tensors(config: ModelConfig, *, packed_experts: bool) -> Iterator[tuple[str, Shape]]:
+    yield "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+    yield "model.norm.weight", (config.hidden_size,)
     if not config.tie_word_embeddings:
-        tensors["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+        yield "lm_head.weight", (config.vocab_size, config.hidden_size)
     for layer in range(config.n_layers):
         prefix = f"model.layers.{layer}."
-        tensors[prefix + "input_layernorm.weight"] = (config.hidden_size,)
-        tensors[prefix + "post_attention_layernorm.weight"] = (config.hidden_size,)
-        tensors.update(_attention_tensors(config, prefix + "self_attn."))
+        yield prefix + "input_layernorm.weight", (config.hidden_size,)
+        yield prefix + "post_attention_layernorm.weight", (config.hidden_size,)
+        yield from _attention_tensors(config, prefix + "self_attn.")
         if config.moe is not None and config.is_moe_layer(layer):
-            tensors.update(_moe_tensors(config, config.moe, prefix + "mlp.", packed=packed_experts))
+            yield from _moe_tensors(config, config.moe, prefix + "mlp.", packed=packed_experts)
         else:
-            tensors.update(_mlp_tensors(config, prefix + "mlp.", config.intermediate_size))
-    return tensors
+            yield from _mlp_tensors(config, prefix + "mlp.", config.intermediate_size)
 
 
 def _attention_tensors(config: ModelConfig, prefix: str) -> Iterator[tuple[str, Shape]]:
@@ -125,9 +126,11 @@ class Checkpoint:
         """
         file_of = _open_files(Path(path))
         packed = any(name.endswith("mlp.experts.gate_up_proj") for name in file_of)
-        expected = expected_tensors(config, packed_experts=packed)
-        for name, shape in expected.items():
+        expected = set()
+        # One by one: a config.json may ask for more tensors than could be listed, but not for more than are there.
+        for name, shape in _tensors(config, packed_experts=packed):
             _check_tensor(name, shape, file_of)
+            expected.add(name)
         unknown = [name for name in file_of if name not in expected and not _is_ignored(name, config)]
         if unknown:
             raise CheckpointError(f"the checkpoint holds {unknown[0]}, which {config.model_type} does not have")
@@ -164,7 +167,7 @@ def _open_files(path: Path) -> dict[str, Any]:
 def _read_weight_map(index_path: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index_path.read_bytes())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index_path} is not a safetensors index: {error!r}") from error
     if not isinstance(weight_map, dict):
         raise CheckpointError(f"{index_path} is not a safetensors index: weight_map is no object")

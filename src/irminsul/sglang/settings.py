@@ -81,7 +81,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         loaded = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    # A TOMLDecodeError is a ValueError, and so is what Python says of text that is no UTF-8 and of endless digits.
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read {CONFIG_VARIABLE}={path}: {error}") from None
     return {name: _typed(_field(name, str(path)), value, f"{name} in {path}") for name, value in loaded.items()}
 
@@ -106,7 +107,7 @@ def _typed(setting: "dataclasses.Field[Any]", value: object, where: str) -> obje
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise InputError(f"{where} must be of type {kind.__name__}, got {value!r}")
+        raise InputError(f"{where} must be of type {kind.__name__}, got {reprlib.repr(value)}")
     return value
 
 
