@@ -8,13 +8,14 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from irminsul.bench.client import Measured
 from irminsul.errors import InputError
 from irminsul.output_files import require_folder
+from irminsul.trace.lines import LineError, parse_object
 
 FORMAT = 1
 BLOCKS, REQUESTS = "blocks.jsonl", "requests.jsonl.gz"
@@ -70,14 +71,74 @@ def read_blocks(folder: Path) -> list[Block]:
 
 def _block(path: Path, number: int, line: str) -> Block:
     try:
-        block = json.loads(line)
-        is_ours = block["format"] == FORMAT
-    except (ValueError, TypeError, LookupError):
-        is_ours = False
-    if not is_ours:
+        block = parse_object(line)
+    except LineError as reason:
+        raise InputError(f"{path}, line {number}: {reason}") from None
+    if block.get("format") != FORMAT:
         raise InputError(f"{path}, line {number}: no block of format {FORMAT}")
-    assert isinstance(block, dict), block
+    for what, holds, names in _CHECKS:
+        for name in names.split():
+            if not holds(_at(block, name)):
+                raise InputError(f"{path}, line {number}: {name} must be {what}")
     return block
+
+
+def _at(block: Block, name: str) -> object:
+    """Return what stands at ``outer.inner``; None if nothing does."""
+    value: object = block
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and _is_number(value) and value >= 0
+
+
+_LARGEST = 1e15
+_CHECKS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    (
+        "a string",
+        lambda value: isinstance(value, str),
+        (
+            "id comparison started server.name server.kind server.model server.cache_at_start load.name settings.pace "
+            "settings.protocol settings.think_time client.irminsul client.processor"
+        ),
+    ),
+    (
+        "a whole number >= 0",
+        _is_count,
+        (
+            "repeat requests succeeded load.calls load.sessions load.left_out settings.max_tokens settings.warm_up "
+            "settings.seed client.cores"
+        ),
+    ),
+    ("an object", lambda value: isinstance(value, dict), "server.facts errors"),
+    ("true or false", lambda value: isinstance(value, bool), "server.ignore_eos"),
+    ("a number", _is_number, "client_cpu_share"),
+    (
+        "a number, or left out",
+        lambda value: value is None or _is_number(value),
+        "requests_per_s in_flight output_tokens_per_s",
+    ),
+    (
+        "an object of numbers, or left out",
+        lambda value: (
+            value is None or (isinstance(value, dict) and all(one is None or _is_number(one) for one in value.values()))
+        ),
+        "ttft_s itl_s end_to_end_s prompt_tokens tokens pool",
+    ),
+    (
+        "a list of strings, or left out",
+        lambda value: value is None or (isinstance(value, list) and all(isinstance(one, str) for one in value)),
+        "load.notes client.gpus",
+    ),
+)
+"""Of the fields that reports show: what they must be, how that is told, and which. Numbers are finite."""
 
 
 def digest(value: object) -> str:
