@@ -89,8 +89,10 @@ def parse_tokens(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     tokens = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
-    if not 1 <= tokens <= _MAX_TOKENS or tokens != int(tokens):
-        raise InputError(f"a number of tokens, 2G at most, is written like 500000, 500K or 2M, got {reprlib.repr(text)}")
+    if tokens > _MAX_TOKENS:
+        raise InputError(f"a number of tokens can be 2G at most, got {reprlib.repr(text)}")
+    if tokens < 1 or tokens != int(tokens):
+        raise InputError(f"a number of tokens is written like 500000, 500K or 2M, got {reprlib.repr(text)}")
     return int(tokens)
 
 
