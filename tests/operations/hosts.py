@@ -50,17 +50,17 @@ class Settings:
     @classmethod
     def draw(cls, rng, scopes):
         """Draw settings: mostly tiny ones, for many matches in little time."""
-        tiny = rng.random() < 0.9
+        tiny = rng.random() < 0.95
         unit = 1 if tiny else 12
-        page_size = rng.choice([1, 1, 2, 3, 4, 8, 16])
+        page_size = rng.choice([1, 1, 1, 2, 2, 3, 4, 8, 16])
         return cls(
             unit=unit,
-            slots=rng.choice([64, 100, 160, 250, 400]) * unit // page_size * page_size,
+            slots=rng.choice([80, 120, 180, 250, 400]) * unit // page_size * page_size,
             page_size=page_size,
             matcher="winnow32" if tiny else rng.choice(SHIPPED),
             winnow=WinnowConfig(*rng.choice([(2, 2), (3, 2), (3, 4), (5, 3)])) if tiny else None,
             mode=rng.choice([*MODES, *[Mode.LIVE] * 5]),
-            scopes=tuple(rng.sample(scopes, rng.choice([1, 2, 2, 3]))),
+            scopes=tuple(rng.sample(scopes, rng.choice([1, 1, 2, 3]))),
             seed=rng.randrange(2**32),
         )
 
@@ -79,8 +79,8 @@ class Settings:
     def draw_policy(self, rng):
         """Draw the knobs of plans."""
         return ReusePolicy(
-            carve_out=self.unit * rng.choice([0, 0, 2, 5]),
-            min_run=1 + self.unit * rng.randrange(5),
+            carve_out=self.unit * rng.choice([0, 0, 0, 4]),
+            min_run=1 + self.unit * rng.randrange(4),
             max_runs=rng.choice([1, 2, 16, 16]),
             gap_cost=self.unit * rng.choice([0.0, 0.0, 1.0, 3.0]),
             recompute=self.unit * rng.choice([0, 0, 0, 1, 2]),

@@ -14,7 +14,7 @@ from irminsul.radix_cache import NO_SLOTS, PrefixMatch, RadixCache
 from irminsul.registry import Registry
 from irminsul.slot_pool import SlotPool
 
-LIVES = 4
+LIVES = 8
 """Within how many lives of 2,000 operations a bug must be found."""
 
 
@@ -145,6 +145,10 @@ def all_but_five_tokens_of_gaps_are_never_computed(patch):
     patch.setattr(ReusePlan, "computed_positions", lambda self: plain(self)[-5:])
 
 
+def prefix_hits_are_computed_again_in_place(patch):
+    patch.setattr(ReusePlan, "computed_positions", lambda self: np.arange(self.n_tokens))
+
+
 def pages_are_lost(patch):
     plain = SlotPool.free
     patch.setattr(SlotPool, "free", lambda self, slots: plain(self, slots[self.page_size :]))
@@ -167,6 +171,7 @@ BUGS = (
     a_run_is_found_one_token_late,
     rows_that_the_tree_had_are_not_given_back,
     all_but_five_tokens_of_gaps_are_never_computed,
+    prefix_hits_are_computed_again_in_place,
     pages_are_lost,
 )
 
@@ -180,6 +185,7 @@ OF_THE_ENGINE_TOO = (
     delta_is_off_by_one,
     rows_that_the_tree_had_are_not_given_back,
     all_but_five_tokens_of_gaps_are_never_computed,
+    prefix_hits_are_computed_again_in_place,
     pages_are_lost,
 )
 
