@@ -20,7 +20,7 @@ backwards) in one call, each against stock's cold run by itself; stock's own col
 more without log probabilities, as SGLang puts prefill and decode into one batch only where nobody asks for them.
 
 ``--configurations``: each is run with three engines of its own, one configuration after the other or ``--at-once`` so
-many beside each other on the GPU. FILE is written after each, so that a later failure loses nothing.
+many beside each other on the GPU. FILE is written after each row, so that a run that is cut short keeps what it has.
 
 Compared: the distribution of the first new token (KL over the reference's 64 best tokens, and the largest difference
 of a log probability among its 16 best), and greedy tokens. ``forwards``: the forms of attention of the prefills of the
@@ -37,13 +37,16 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sglang_child import SglangEngine
@@ -56,6 +59,9 @@ TAILS = (64, 512)
 PAGE = 64
 """Beginnings that are served first end at the border of a page of this many tokens, in every configuration."""
 GAPS_OF_BATCH = 4
+
+Keep: TypeAlias = Callable[[dict[str, Any]], None]
+"""Takes a row of the result."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +157,17 @@ def main() -> None:
             "rows": [],
         }
 
-        def run(name: str) -> dict[str, Any]:
+        def run(name: str, keep: Keep) -> dict[str, Any]:
             return run_configuration(
-                name, flags, arguments.flags, prompts, arguments.new_tokens, folder, arguments.logs, lite=arguments.lite
+                name,
+                flags,
+                arguments.flags,
+                prompts,
+                arguments.new_tokens,
+                folder,
+                arguments.logs,
+                keep,
+                lite=arguments.lite,
             )
 
         run_all(arguments.configurations, arguments.at_once, run, result, arguments.out)
@@ -178,31 +192,42 @@ def resolved(engine: SglangEngine) -> dict[str, Any]:
     } | found
 
 
-def run_all(names: list[str], at_once: int, run: Any, result: dict[str, Any], out: Path) -> None:  # noqa: ANN401
+def run_all(
+    names: list[str],
+    at_once: int,
+    run: Callable[[str, Keep], dict[str, Any]],
+    result: dict[str, Any],
+    out: Path,
+) -> None:
     """Run configurations, add what each found to a result and write it; SystemExit at the end if one failed.
 
     Args:
         names: of configurations.
         at_once: so many beside each other.
-        run: returns ``flags``, ``environment``, ``rows``, ... of a configuration, or raises.
+        run: gives rows away one by one, and returns ``flags``, ``environment``, ... of a configuration, or raises.
         result: gets ``configurations``, by name, and all ``rows``.
-        out: the file, written after each configuration.
+        out: the file, written after each row and each configuration: a run that is cut short keeps what it has.
     """
+    writing = Lock()
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        with writing:
+            result["rows"].append({"configuration": name, **row})
+            print(json.dumps(result["rows"][-1]), flush=True)
+            out.write_text(json.dumps(result, indent=1) + "\n")
+
     with ThreadPoolExecutor(at_once) as threads:
-        running = {threads.submit(run, name): name for name in names}
+        running = {threads.submit(run, name, partial(keep, name)): name for name in names}
         for done in as_completed(running):
             name = running[done]
             try:
                 found = done.result()
             except (SystemExit, Exception) as error:  # noqa: BLE001  # whatever it is, the other configurations go on
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
-                found = {"failed": last_error(f"{type(error).__name__}: {error}"), "rows": []}
-            rows = [{"configuration": name, **row} for row in found.pop("rows")]
-            for row in rows:
-                print(json.dumps(row), flush=True)
-            result["configurations"][name] = found
-            result["rows"] += rows
-            out.write_text(json.dumps(result, indent=1) + "\n")
+                found = {"failed": last_error(f"{type(error).__name__}: {error}")}
+            with writing:
+                result["configurations"][name] = found
+                out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
     if failed := [name for name, found in result["configurations"].items() if found.get("failed")]:
         sys.exit(f"failed: {', '.join(failed)}")
@@ -222,10 +247,11 @@ def run_configuration(
     new_tokens: int,
     folder: Path,
     logs: Path | None,
+    keep: Keep,
     *,
     lite: bool,
 ) -> dict[str, Any]:
-    """Compare in one configuration, with engines of its own."""
+    """Compare in one configuration, with engines of its own; ``keep`` is given each row."""
     configuration = CONFIGURATIONS[name]
     forced_file = folder / f"forced-{name}.json"
     own = {**flags, **configuration.flags, **more_flags}
@@ -258,14 +284,16 @@ def run_configuration(
         )
         for engine in (engines.stock, engines.forced, engines.live):
             engine.wait()
-        rows = [row for prompt in prompts for row in (*compare(engines, prompt), *compare_tails(engines, prompt))]
-        rows += compare_batch(engines, prompts)
+        for prompt in prompts:
+            for row in chain(compare(engines, prompt), compare_tails(engines, prompt)):
+                keep(row)
+        for row in compare_batch(engines, prompts):
+            keep(row)
         ran = resolved(engines.stock)
     return {
         "flags": {**configuration.flags, **more_flags},
         "environment": configuration.environment,
         "resolved": ran,
-        "rows": rows,
     }
 
 

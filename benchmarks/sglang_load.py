@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_child import SglangEngine
-from sglang_equality import COMMON, CONFIGURATIONS, HOST, machine, resolved, run_all
+from sglang_equality import COMMON, CONFIGURATIONS, HOST, Keep, machine, resolved, run_all
 from sglang_ttft import LITE, describe
 
 PASSAGES = 16
@@ -150,7 +150,7 @@ def main() -> None:
             "rows": [],
         }
 
-        def run(name: str) -> dict[str, Any]:
+        def run(name: str, keep: Keep) -> dict[str, Any]:
             configuration = CONFIGURATIONS[name]
             environment = {
                 **configuration.environment,
@@ -167,13 +167,13 @@ def main() -> None:
                     "flags": {**configuration.flags, **arguments.flags},
                     "environment": configuration.environment,
                     "resolved": resolved(engine),
-                    **put_under_load(engine, load),
+                    **put_under_load(engine, load, keep),
                 }
 
         run_all(arguments.configurations, arguments.at_once, run, result, arguments.out)
 
 
-def put_under_load(engine: SglangEngine, load: Load) -> dict[str, Any]:
+def put_under_load(engine: SglangEngine, load: Load, keep: Keep) -> dict[str, Any]:
     """Send rounds of requests until the time is over, then check what is left."""
     traffic = Traffic(load)
     counts: Counter[str] = Counter()
@@ -200,13 +200,14 @@ def put_under_load(engine: SglangEngine, load: Load) -> dict[str, Any]:
     whole = pool["free"] + pool["in_tree"] == pool["slots"] and pool["free_request_slots"] == pool["request_slots"]
     empty = flushed["free"] == flushed["slots"]
     sample = random.Random(1).sample(finished, min(load.sample, len(finished)))
+    for row in serve_again(engine, sample):
+        keep(row)
     return {
         **({} if whole and empty else {"failed": "the pool is not whole"}),
         "counts": dict(counts),
         "forwards": dict(forwards),
         "pool": pool,
         "pool_after_flush": flushed,
-        "rows": serve_again(engine, sample),
     }
 
 

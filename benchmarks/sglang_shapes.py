@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sglang_equality import COMMON, machine, run_all, run_configuration
+from sglang_equality import COMMON, Keep, machine, run_all, run_configuration
 from sglang_ttft import describe
 
 CONFIGURATION = "eager"
@@ -277,16 +277,23 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
 
-        def run(shape: str) -> dict[str, Any]:
+        def run(shape: str, keep: Keep) -> dict[str, Any]:
             place = write_model(shape, Path(folder))
             logs = arguments.logs / shape if arguments.logs else None
             if logs is not None:
                 logs.mkdir(parents=True, exist_ok=True)
             own = {**flags, "model_path": str(place)}
             found = run_configuration(
-                CONFIGURATION, own, arguments.flags, prompts, arguments.new_tokens, place, logs, lite=True
+                CONFIGURATION,
+                own,
+                arguments.flags,
+                prompts,
+                arguments.new_tokens,
+                place,
+                logs,
+                lambda row: keep({"shape": shape, **row}),
+                lite=True,
             )
-            found["rows"] = [{"shape": shape, **row} for row in found["rows"]]
             return {"config": SHAPES[shape], **found}
 
         run_all(arguments.only, arguments.at_once, run, result, arguments.out)

@@ -1,0 +1,205 @@
+"""Load on stock SGLang and on SGLang with the plugin, over HTTP, on one GPU: `irminsul bench serve` in studies.
+
+    python benchmarks/serve_on_gpu.py --out DIR --loads DIR [--studies patterns sessions ...] [--limit SECONDS]
+
+Needs SGLang 0.5.23 and loads made by benchmarks/serve_loads.py. Both servers run DeepSeek-V2-Lite's shape with dummy
+weights (time does not depend on them), FA3 and CUDA graphs, side by side on the GPU; one has work at a time. Each study
+is measured in a directory of its own (docs/bench.md), with every request; what is measured already is not measured
+again. ``--limit``: seconds for everything, the servers' start included; a study that is cut short keeps its blocks.
+
+  patterns   the five patterns at 8K, 17K, 32K and 64K, with and without markers, one request at a time
+  sessions   eight sessions of twenty turns that edit their history, one and eight at a time
+  logs       real agent logs, 1, 4, 8, 16 and 32 at a time
+  pressure   the same logs, four at a time, in a pool of a quarter of what they hold together
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sglang_ttft import LITE
+
+START_LIMIT_S = 300
+SERVERS = {"stock": {"SGLANG_PLUGINS": "none"}, "live": {}}
+"""Variables of each."""
+FLAGS = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "attention_backend": "fa3",
+    "mem_fraction_static": 0.9,
+    "enable_metrics": True,
+    "enable_cache_report": True,
+    # SGLang's CUDA graphs for fewer sizes: captured in seconds.
+    "cuda_graph_max_bs_decode": 32,
+    "cuda_graph_max_bs_prefill": 2048,
+    "log_level": "warning",
+}
+ROOM = 900_000
+"""Slots of a pool in which nothing is evicted."""
+LONGEST = 33_000
+"""Slots that a request of a log may take, answer included."""
+LOGS = ("moatless", "mini-swe-agent", "tau-bench", "lmcache-miniswe", "rag-storm")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Blocks that run on the same two servers."""
+
+    loads: tuple[str, ...]
+    concurrency: str = "1"
+    repeats: int = 1
+    share_of_working_set: float | None = None
+    """Size of the pool; None for one that holds everything."""
+
+
+PATTERN_LOADS = tuple(
+    f"{pattern}-{length}{suffix}"
+    for length in ("8K", "17K", "32K", "64K")
+    for pattern in ("agent_meta", "sysvar", "compact", "rerank", "tool_variants")
+    for suffix in ("", "-markers")
+)
+STUDIES = {
+    "patterns": Study(PATTERN_LOADS),
+    "sessions": Study(("edited-20",), "1,8"),
+    "logs": Study(LOGS, "1,4,8,16,32"),
+    "pressure": Study(LOGS, "4", repeats=2, share_of_working_set=0.25),
+}
+
+
+def main() -> int:
+    """Run the studies."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--loads", type=Path, required=True)
+    parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=STUDIES, metavar="NAME")
+    parser.add_argument("--only", nargs="+", metavar="LOAD", help="of a study's loads")
+    parser.add_argument("--concurrency", help="instead of the study's own")
+    parser.add_argument("--repeats", type=int, help="instead of the study's own")
+    parser.add_argument("--flags", type=json.loads, default={}, help="more flags of both servers, as JSON")
+    parser.add_argument("--port", type=int, default=31000)
+    parser.add_argument("--limit", type=float, default=float("inf"))
+    arguments = parser.parse_args()
+    ends = time.monotonic() + arguments.limit
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in arguments.studies if not run(name, arguments, ends)]
+    if failed:
+        print(f"not complete: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def run(name: str, arguments: argparse.Namespace, ends: float) -> bool:
+    """Run a study, on a pair of servers for each size of pool; say whether it is complete."""
+    study = STUDIES[name]
+    facts = json.loads((arguments.loads / "loads.json").read_text())
+    loads = [load for load in study.loads if load in facts and (arguments.only is None or load in arguments.only)]
+    if study.share_of_working_set is None:
+        pools = {ROOM: loads}
+    else:
+        pools = {
+            max(2 * LONGEST, int(study.share_of_working_set * facts[load]["working_set"])): [load] for load in loads
+        }
+    complete = True
+    for slots, of_pool in pools.items():
+        with servers({**FLAGS, "max_total_tokens": slots, **arguments.flags}, arguments.out, arguments.port) as urls:
+            # Kernels are compiled for the first prompts; what this measures is thrown away.
+            with tempfile.TemporaryDirectory() as folder:
+                bench(urls, [arguments.loads / "agent_meta-8K.jsonl.zst"], Path(folder), ends, "--concurrency", "1,4")
+            complete &= bench(
+                urls,
+                [arguments.loads / f"{load}.jsonl.zst" for load in of_pool],
+                arguments.out / name,
+                ends,
+                *("--concurrency", arguments.concurrency or study.concurrency, "--keep-requests"),
+                *("--repeats", str(arguments.repeats or study.repeats)),
+            )
+    return complete
+
+
+def bench(urls: dict[str, str], loads: list[Path], out: Path, ends: float, *options: str) -> bool:
+    """Call ``irminsul bench serve``; say whether it measured everything."""
+    out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "irminsul", "bench", "serve", "--protocol", "sglang-ids", "--warm-up", "0"]
+    command += ["--max-tokens", "16", "--out", str(out), "--repeats", "1"]
+    command += [part for name, url in urls.items() for part in ("--server", f"{name}={url}")]
+    command += [part for load in loads for part in ("--load", str(load))]
+    try:
+        left_s = max(1.0, ends - time.monotonic())
+        return subprocess.run([*command, *options], timeout=left_s, check=False).returncode == 0  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return False
+
+
+@contextlib.contextmanager
+def servers(flags: dict[str, Any], logs: Path, port: int) -> Iterator[dict[str, str]]:
+    """Start both servers, and end them; yields their addresses."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        (Path(folder) / "config.json").write_text(json.dumps(LITE))
+        urls, started = {}, {}
+        for number, (name, variables) in enumerate(SERVERS.items()):
+            own = {**flags, "model_path": folder, "port": port + 100 * number}
+            if name == "live":
+                own["radix_cache_backend"] = "irminsul"
+            log = stack.enter_context((logs / f"{name}.log").open("a"))
+            started[name] = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", "sglang.launch_server", *command_line(own)],
+                env=os.environ | variables,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            stack.callback(end, started[name])
+            urls[name] = f"http://127.0.0.1:{own['port']}"
+        for name, process in started.items():
+            wait(urls[name], process, logs / f"{name}.log")
+        yield urls
+
+
+def command_line(flags: dict[str, Any]) -> list[str]:
+    """Write flags as SGLang's command line has them."""
+    written = []
+    for name, value in flags.items():
+        option = f"--{name.replace('_', '-')}"
+        written += [option] if value is True else [option, str(value)]
+    return written
+
+
+def wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when a server is healthy; SystemExit with the end of its log if it is not in time."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=10):  # noqa: S310
+            return
+        time.sleep(1)
+    sys.exit(
+        f"{url} did not start; the end of {log}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a server and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
