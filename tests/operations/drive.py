@@ -3,7 +3,8 @@
     python tests/operations/drive.py [--host H ...] [--operations N | --seconds S] [--seed N] [--bugs] [--json FILE]
 
 A failure is reported with the command that repeats it, and the exit status is 1. The lines say how often each operation
-and each case really occurred. ``--bugs`` first plants bugs, to show that each is found.
+and each case really occurred; the file is written again after every 20,000 operations. ``--bugs`` first plants bugs, to
+show that each is found.
 """
 # ruff: noqa: T201 -- what a command prints
 
@@ -14,15 +15,19 @@ import platform
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import torch
 from planted_bugs import PLANTED, operations_until_found
-from world import HOSTS, Broken, done, drive
+from world import HOSTS, LIFE, Broken, done, drive
 
 from irminsul.machine import cpu_name, usable_cores
 from irminsul.output_files import require_writable
+
+ROUND = 10 * LIFE
+"""Operations on one host before the next takes its turn."""
 
 
 def main():
@@ -43,28 +48,41 @@ def main():
         found = operations_until_found(host, bug)
         print(f"{host}, {bug.__name__}: {found if found is not None else 'not found'}")
         bugs[f"{host}, {bug.__name__}"] = found
-    hosts = {}
-    for host in arguments.host:
-        try:
-            counts, seconds = drive(host, arguments.seed, operations=arguments.operations, seconds=arguments.seconds)
-        except Broken as error:
-            traceback.print_exception(error)
-            sys.exit(1)
-        hosts[host] = {
-            "operations": done(counts),
-            "seconds": round(seconds, 1),
-            "first_seed": arguments.seed,
-            "wrong": 0,
-            "counts": dict(sorted(counts.items())),
-        }
-        for name, count in sorted(counts.items()):
+    hosts = {host: {"operations": 0, "seconds": 0.0, "counts": Counter()} for host in arguments.host}
+    try:
+        for host, counts, seconds in rounds(arguments):
+            hosts[host]["operations"] += done(counts)
+            hosts[host]["seconds"] += seconds
+            hosts[host]["counts"] += counts
+            if arguments.json is not None:
+                save(arguments.json, {**described, "operations_until_planted_bugs_were_found": bugs, "hosts": hosts})
+    except Broken as error:
+        traceback.print_exception(error)
+        sys.exit(1)
+    for host, found in hosts.items():
+        for name, count in sorted(found["counts"].items()):
             print(f"{host:6} {count:9,}  {name}")
-        print(f"{host}: {done(counts):,} operations in {seconds:.0f} s, everything checked after each, nothing wrong")
-    if arguments.json is not None:
-        result = {**described, "operations_until_planted_bugs_were_found": bugs, "hosts": hosts}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        figures = f"{found['operations']:,} operations in {found['seconds']:.0f} s"
+        print(f"{host}: {figures}, everything checked after each, nothing wrong")
     if None in bugs.values():
         sys.exit(1)
+
+
+def rounds(arguments):
+    """Drive the hosts, taking turns; yield host, counts and seconds, as often as there is something to save."""
+    if arguments.operations is None:
+        for host in arguments.host:
+            yield host, *drive(host, arguments.seed, seconds=arguments.seconds)
+        return
+    for before in range(0, arguments.operations, ROUND):
+        for host in arguments.host:
+            operations = min(ROUND, arguments.operations - before)
+            yield host, *drive(host, arguments.seed + before // LIFE, operations=operations)
+
+
+def save(path, result):
+    """Write what there is so far."""
+    path.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def describe():

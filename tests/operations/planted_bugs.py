@@ -174,8 +174,6 @@ BUGS = (
     prefix_hits_are_computed_again_in_place,
     pages_are_lost,
 )
-
-
 OF_THE_ENGINE_TOO = (
     donors_are_not_locked,
     one_lock_in_fifty_is_skipped,
@@ -188,8 +186,6 @@ OF_THE_ENGINE_TOO = (
     prefix_hits_are_computed_again_in_place,
     pages_are_lost,
 )
-
-
 PLANTED = (*(("core", bug) for bug in BUGS), *(("engine", bug) for bug in OF_THE_ENGINE_TOO))
 
 

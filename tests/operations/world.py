@@ -1,6 +1,6 @@
 """Random operations: on a host, by weights, with every check after each.
 
-Operations come in *lives* of 2,000, each on a fresh host and from a seed of its own, so that a failure is found again
+Operations come in *lives*, each on a fresh host and from a seed of its own, so that a failure is found again
 in seconds.
 """
 
@@ -13,6 +13,7 @@ from texts import Texts
 
 HOSTS = {"core": CoreHost, "engine": EngineHost}
 LIFE = 2000
+"""Operations of a life, unless told otherwise."""
 WEIGHTS = {
     "submit": 30,
     "advance": 70,
@@ -101,11 +102,11 @@ def live(host, seed, operations=LIFE):
     return world.counts
 
 
-def drive(host, seed, *, operations=None, seconds=None):
+def drive(host, seed, *, operations=None, seconds=None, life=LIFE):
     """Live until so many operations are done or so many seconds have passed; return counts and seconds."""
     counts, start = Counter(), time.perf_counter()
     while done(counts) < operations if operations is not None else time.perf_counter() - start < seconds:
-        counts += live(host, seed, LIFE if operations is None else min(LIFE, operations - done(counts)))
+        counts += live(host, seed, life if operations is None else min(life, operations - done(counts)))
         seed += 1
     return counts, time.perf_counter() - start
 
