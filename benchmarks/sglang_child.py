@@ -28,6 +28,8 @@ ANSWER_LIMIT_S = 180
 FLUSH_LIMIT_S = 60
 OBSERVED = "SGLANG_CHILD_OBSERVED"
 """Names the file for what an observed scheduler writes."""
+PROFILED = "SGLANG_CHILD_PROFILED"
+"""Names the file for what a profiled scheduler writes."""
 
 
 class SglangEngine:
@@ -39,6 +41,7 @@ class SglangEngine:
         environment: variables set for the process.
         log_folder: where its output goes.
         observe: note the form of attention of every prefill, and let ``pool`` be asked; costs a file write a prefill.
+        profile: time the parts of the scheduler, and let ``profile`` be asked.
     """
 
     def __init__(
@@ -49,18 +52,19 @@ class SglangEngine:
         log_folder: Path | None = None,
         *,
         observe: bool = False,
+        profile: bool = False,
     ) -> None:
         self.name = name
         self._folder = tempfile.TemporaryDirectory()
         self.log = (log_folder or Path(self._folder.name)) / f"{name}.log"
         address = str(Path(self._folder.name) / "socket")
-        observed = {OBSERVED: str(Path(self._folder.name) / "observed")} if observe else {}
+        asked = {name: str(Path(self._folder.name) / name) for name in (OBSERVED,) * observe + (PROFILED,) * profile}
         self._listener = Listener(address, "AF_UNIX")
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, __file__, address, json.dumps(flags)],
             stdout=self.log.open("w"),
             stderr=subprocess.STDOUT,
-            env=os.environ | environment | observed,
+            env=os.environ | environment | asked,
         )
         self._connection: Connection | None = None
 
@@ -106,6 +110,11 @@ class SglangEngine:
     def pool(self) -> dict[str, int]:
         """Return what became of the slots of an observed engine: free, in the tree, locked there, and all."""
         answer: dict[str, int] = self._call("pool")
+        return answer
+
+    def profile(self) -> dict[str, Any]:
+        """Return what a profiled scheduler did since it was last asked; see scheduler_profile.Profile.report."""
+        answer: dict[str, Any] = self._call("profile")
         return answer
 
     def _call(self, name: str, **arguments: Any) -> Any:  # noqa: ANN401
@@ -160,6 +169,11 @@ class Server:
         self._observed = Path(os.environ[OBSERVED]) if OBSERVED in os.environ else None
         if self._observed is not None:
             Engine.run_scheduler_process_func = staticmethod(run_observed_scheduler)
+        self._profiled = Path(os.environ[PROFILED]) if PROFILED in os.environ else None
+        if self._profiled is not None:
+            from scheduler_profile import run_profiled_scheduler
+
+            Engine.run_scheduler_process_func = staticmethod(run_profiled_scheduler)
         self.engine = Engine(**flags)
         self._take_forwards()
 
@@ -208,6 +222,13 @@ class Server:
         path = self._observed.with_suffix(".pool")
         self.engine.collective_rpc("write_pool", path=str(path))
         found: dict[str, int] = json.loads(path.read_text())
+        return found
+
+    def profile(self) -> dict[str, Any]:
+        """Ask the scheduler, which answers in a file."""
+        assert self._profiled is not None, "only a profiled engine knows its times"
+        self.engine.collective_rpc("write_profile", path=str(self._profiled))
+        found: dict[str, Any] = json.loads(self._profiled.read_text())
         return found
 
     @contextlib.contextmanager
