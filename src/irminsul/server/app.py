@@ -1,9 +1,9 @@
 """The server as a whole: the app, its socket, and an orderly end."""
 
-import contextlib
-import signal
+import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import typer
@@ -93,9 +93,10 @@ def serve(
     max_body_bytes: int = MAX_BODY_BYTES,
     drain_seconds: int = 60,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests finish, and return. For the main thread.
+    """Serve until SIGTERM or SIGINT, then let accepted requests finish, and return. For the main thread.
 
-    Prints one line with the URL once requests are taken. A second SIGINT does not wait for running requests.
+    Prints one line with the URL once requests are taken. From the signal on the port is closed. A second signal waits
+    for no request, only for the step that the engine is in.
 
     Args:
         engine: handed over: its thread is ended on return.
@@ -107,7 +108,7 @@ def serve(
         require_tenant: refuse requests that name no tenant.
         default_max_tokens: longest chat answer where the client names no limit.
         max_body_bytes: longer bodies are refused.
-        drain_seconds: running requests that take longer than this to finish are aborted.
+        drain_seconds: requests that take longer than this to finish are aborted; their streams break off.
 
     Raises:
         InputError: the address cannot be listened at, or a value makes no sense.
@@ -134,7 +135,7 @@ def serve(
     url = _url(listener)
     server = _AnnouncedServer(config, lambda: typer.echo(f"irminsul serves {model_name} at {url}/v1"))
     try:
-        with listener, _signals_end_nothing_else():
+        with listener:
             server.run(sockets=[listener])
     finally:
         runner.close()
@@ -146,8 +147,25 @@ class _AnnouncedServer(uvicorn.Server):
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second one: uvicorn's own takes two SIGTERM for one.
+
+        It also raises them again when it is done, which would end the process in the middle of our caller.
+        """
+        del sig, frame
+        if self.should_exit and self.started:
+            self.force_exit = True
+            self._loop.call_soon_threadsafe(self._break_off)
+        self.should_exit = True
+
+    def _break_off(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -164,18 +182,3 @@ def _listen(host: str, port: int) -> socket.socket:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextlib.contextmanager
-def _signals_end_nothing_else() -> Iterator[None]:
-    """Let a signal end the server only.
-
-    uvicorn raises the signal that ended it once more when it is done, which would end the process in the middle of our
-    caller.
-    """
-    ours = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in ours.items():
-            signal.signal(number, handler)

@@ -66,8 +66,8 @@ async def _own_error(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, IrminsulError), error
     status, detail = explain(error)
-    overloaded = status == HTTPStatus.TOO_MANY_REQUESTS
-    return error_response(status, detail, {"retry-after": str(RETRY_AFTER_SECONDS)} if overloaded else None)
+    passing = isinstance(error, OverloadedError | ShuttingDownError)
+    return error_response(status, detail, {"retry-after": str(RETRY_AFTER_SECONDS)} if passing else None)
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
