@@ -3,7 +3,7 @@
 Commands import what they need when they run, so that the base install (no torch) can show help and refuse politely.
 """
 
-import contextlib
+import errno
 import functools
 import importlib
 import os
@@ -16,6 +16,7 @@ import typer
 
 from irminsul import __version__
 from irminsul.errors import InputError, IrminsulError
+from irminsul.output_files import replace_lines
 
 if TYPE_CHECKING:
     from irminsul.engine.engine import EngineConfig
@@ -48,6 +49,7 @@ _PATHS = (
     "prefix, naive, shifted, shifted-w8, shifted-w16, shifted-w32, shifted-w64, shifted-carve0, shifted-carve64, "
     "shifted-carve128, shifted-run32, shifted-run128, shifted-run256, shifted-run512, derived, chained, control"
 )
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BUILT_IN = ("smollm2-mla", "smollm2-lossless")
 _MATCHERS = "fixed128, cdc, cdc_s1, anchored, anchored_s1, winnow32, winnow64, winnow128"
 
@@ -62,6 +64,12 @@ def main() -> None:
         app()
     except IrminsulError as error:
         sys.stderr.write(f"irminsul: {_printable(str(error))}\n")
+        raise SystemExit(1) from None
+    except OSError as error:
+        # Files are looked after where they are written; this is the standard output.
+        if error.errno not in _NO_ROOM:
+            raise
+        sys.stderr.write(f"irminsul: cannot write to the standard output: {error.strerror}\n")
         raise SystemExit(1) from None
     except MemoryError as error:
         sys.stderr.write(f"irminsul: not enough memory {error}\n")
@@ -109,8 +117,11 @@ def serve(
     require_tenant: Annotated[  # noqa: FBT002
         bool, typer.Option("--require-tenant", help="Refuse requests without the header X-Irminsul-Tenant.")
     ] = False,
+    drain_seconds: Annotated[
+        int, typer.Option(min=0, help="How long requests may go on after SIGTERM or Ctrl-C; a second one ends at once.")
+    ] = 60,
 ) -> None:
-    """Serve a model over an OpenAI-compatible API."""
+    """Serve a model over an OpenAI-compatible API, until SIGTERM or Ctrl-C."""
     from irminsul.choices import parse_choice
     from irminsul.plan import Mode, ReusePolicy
 
@@ -135,6 +146,7 @@ def serve(
         model_name=path.name,
         api_key=api_key,
         require_tenant=require_tenant,
+        drain_seconds=drain_seconds,
     )
 
 
@@ -475,11 +487,11 @@ def _need(module: str, extra: str = "engine") -> Any:  # noqa: ANN401
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines to a file, or to the standard output if the path is ``-``."""
-    try:
-        with contextlib.nullcontext(sys.stdout) if str(path) == "-" else path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    if str(path) != "-":
+        replace_lines(path, lines)
+        return
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
 
 
 def _checkpoint(name: str) -> Path:

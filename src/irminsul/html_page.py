@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from irminsul.errors import InputError
+from irminsul.output_files import replace_files
 
 _HEAD = """\
 <!doctype html>
@@ -58,10 +59,7 @@ def render_page(body: str, *, title: str, style: str, script: str = "", **values
 
 def write_page(path: Path, page: str) -> None:
     """Write a page; InputError if the file cannot be written."""
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    replace_files({path: page.encode()})
 
 
 def _source(inline: str) -> str:

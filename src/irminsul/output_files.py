@@ -1,10 +1,11 @@
 """Files that hold results: looked at before the work begins, replaced only when the new content is complete.
 
-A failed write leaves what was there before: the content goes to a file beside it, which is renamed at the end.
+A failed write leaves what was there before: the content goes to a file beside it, which is renamed at the end. What a
+killed process leaves is that other file, `.NAME.PROCESS.part`, which nothing reads.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,11 +43,27 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
     Raises InputError if one cannot be written; what was there before stays.
     """
-    staged = {path: _beside(path) for path in contents}
-    try:
+    with _staged(contents) as staged:
         for path, content in contents.items():
             with _as_input_error(path):
                 staged[path].write_bytes(content)
+
+
+def replace_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file of lines, which come without their ends, as they are made; InputError as above."""
+    with _staged([path]) as staged, _as_input_error(path), staged[path].open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+@contextmanager
+def _staged(paths: Iterable[Path]) -> Iterator[dict[Path, Path]]:
+    """Yield a file to write for each path; all take their places if the block ends well, or are removed."""
+    paths = list(paths)
+    # A device or a pipe must not be renamed over.
+    require_writable(*paths)
+    staged = {path: _beside(path) for path in paths}
+    try:
+        yield staged
         for path, complete in staged.items():
             with _as_input_error(path):
                 # A link stays a link, to a new file.

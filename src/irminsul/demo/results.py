@@ -9,8 +9,8 @@ from statistics import fmean, median
 from typing import Any
 
 from irminsul.engine.types import Usage
-from irminsul.errors import InputError
 from irminsul.machine import Machine
+from irminsul.output_files import replace_files
 
 TOTALS = "totals"
 
@@ -143,10 +143,7 @@ def to_json(report: DemoReport) -> dict[str, Any]:
 def write_json(report: DemoReport, path: Path) -> None:
     """Write the report; InputError if the file cannot be written."""
     text = json.dumps(to_json(report), indent=2, allow_nan=False)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error}") from error
+    replace_files({path: f"{text}\n".encode()})
 
 
 def _row_json(row: Row) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from irminsul.engine.loading import load_model, load_tokenizer
 from irminsul.engine.types import Request, SamplingParams, StepOutput, Usage
 from irminsul.errors import InputError
 from irminsul.machine import describe_machine
+from irminsul.output_files import require_writable
 from irminsul.plan import Mode
 
 MAX_TOKENS = 4
@@ -87,8 +88,8 @@ def demo_command(
     Raises:
         InputError: a log, the checkpoint, device, dtype or json_path cannot be used.
     """
-    if json_path is not None and not json_path.parent.is_dir():
-        raise InputError(f"cannot write {json_path}: there is no directory {json_path.parent}")
+    if json_path is not None:
+        require_writable(json_path)
     tokenizer = load_tokenizer(checkpoint)
     # Encoded before the model is loaded: a bad log is refused at once.
     prompts = list(trace_prompts(traces, limit, tokenizer) if traces else scenario_prompts(tokenizer))

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from irminsul.errors import InputError
+from irminsul.output_files import require_writable
 from irminsul.trace.analysis import AnalysisConfig, analyse
 from irminsul.trace.cost import MEASURED_H200, CostModel, ModelCost
 from irminsul.trace.lines import STDIN
@@ -55,9 +56,7 @@ def analyze_command(
     """
     cost = MEASURED_H200 if cost_model is None else CostModel.from_file(cost_model)
     model = None if model_config is None else ModelCost.from_config(model_config)
-    for path in (outputs.json, outputs.html):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"cannot write {path}: there is no directory {path.parent}")
+    require_writable(*(path for path in (outputs.json, outputs.html) if path is not None))
     tokeniser = load_tokeniser(inputs.tokenizer)
     progress = Console(stderr=True)
     with reading_bar(progress, _bytes(inputs.files)) as advance:

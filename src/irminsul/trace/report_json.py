@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from irminsul.errors import InputError
+from irminsul.output_files import replace_files
 from irminsul.trace.analysis import (
     PERCENTILES,
     RUN_PERCENTILES,
@@ -30,10 +30,7 @@ def write_json(path: Path, analysis: Analysis) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    try:
-        path.write_text(to_json(analysis), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    replace_files({path: to_json(analysis).encode()})
 
 
 def to_json(analysis: Analysis) -> str:
