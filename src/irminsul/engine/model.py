@@ -9,6 +9,7 @@ Shape letters: T tokens of the batch, E hidden size, H heads, D query head, R ro
 S slots of the pool, W row width, V value head.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +24,7 @@ from irminsul.engine.batch import ForwardBatch, Span
 from irminsul.engine.config import ModelConfig
 from irminsul.engine.moe import Mlp, MoeMlp
 from irminsul.engine.weights import Checkpoint
+from irminsul.errors import InputError
 from irminsul.layout import RowLayout
 from irminsul.rope import AngleSource, Turn
 
@@ -171,8 +173,19 @@ class MlaModel:
         return self.config.layout(self.dtype)
 
     def new_pool(self, n_slots: int) -> Tensor:
-        """Return an empty pool: zeros [layers, n_slots, row width] of the model's dtype, on its device."""
-        return torch.zeros(self.config.n_layers, n_slots, self.layout.width, dtype=self.dtype, device=self.device)
+        """Return an empty pool: zeros [layers, n_slots, row width] of the model's dtype, on its device.
+
+        Raises:
+            InputError: there is not so much memory.
+        """
+        shape = (self.config.n_layers, n_slots, self.layout.width)
+        try:
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        except RuntimeError:  # so torch calls it, on a CPU and on a GPU
+            gib = math.prod(shape) * self.dtype.itemsize / 2**30
+            raise InputError(
+                f"a pool of {n_slots} token rows takes {gib:,.1f} GiB of memory, which could not be had; take fewer"
+            ) from None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, pool_LSW: Tensor, *, attention: str = "auto") -> Tensor:

@@ -137,12 +137,20 @@ class Checkpoint:
         return cls(file_of, device, dtype, packed)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Read one tensor as this checkpoint's dtype, or another."""
+        """Read one tensor as this checkpoint's dtype, or another.
+
+        Raises:
+            CheckpointError: it cannot be read, or holds what is no number, or none in that dtype.
+        """
         try:
             stored: torch.Tensor = self.file_of[name].get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"tensor {name} cannot be read: {error}") from error
-        return stored.to(device=self.device, dtype=dtype or self.dtype)
+        tensor = stored.to(device=self.device, dtype=dtype or self.dtype)
+        # The smallest and the largest value are NaN if any is.
+        if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise CheckpointError(f"tensor {name} holds NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}")
+        return tensor
 
     def optional_tensor(self, name: str, *, present: bool) -> torch.Tensor | None:
         """Read a tensor that only some configurations have."""
