@@ -43,7 +43,7 @@ def names(folder):
 
 
 def test_a_build_is_whole_and_alone(tmp_path):
-    assert find_fault(make(tmp_path / "m"), PROVENANCE, read_files=True) is None
+    assert find_fault(make(tmp_path / "m"), PROVENANCE) is None
     assert names(tmp_path) == ["m"]
 
 
@@ -136,7 +136,7 @@ def test_two_builds_of_one_place_may_meet(tmp_path):
         (staged / "config.json").write_text("{}")
         write_manifest(staged, PROVENANCE)
         make(tmp_path / "m")
-    assert find_fault(tmp_path / "m", PROVENANCE, read_files=True) is None
+    assert find_fault(tmp_path / "m", PROVENANCE) is None
     assert names(tmp_path) == ["m"]
 
 

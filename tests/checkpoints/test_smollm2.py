@@ -172,6 +172,8 @@ def test_bytes_changed_inside_a_file_are_built_again(tiny_source):
     with (path / "model.safetensors").open("r+b") as file:
         file.seek(-100, 2)
         file.write(b"x" * 50)
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged"):
+        find_checkpoint("smollm2-mla")
     assert build("smollm2-mla", gguf=tiny_source) == path
     assert digests(path) == whole
 

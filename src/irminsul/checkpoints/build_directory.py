@@ -50,13 +50,12 @@ def write_manifest(folder: Path, provenance: Provenance) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def find_fault(folder: Path, provenance: Provenance, *, read_files: bool) -> str | None:
+def find_fault(folder: Path, provenance: Provenance) -> str | None:
     """Say why a directory is not a whole build of this provenance; None if it is.
 
     Args:
         folder: need not exist.
         provenance: of the build that is wanted.
-        read_files: compare the SHA-256 of every file, too; without, names and sizes are compared.
     """
     try:
         if not (folder / MANIFEST).is_file():
@@ -68,8 +67,7 @@ def find_fault(folder: Path, provenance: Provenance, *, read_files: bool) -> str
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
-            same_size = path.stat().st_size == recorded["size"]
-            if not same_size or (read_files and file_sha256(path) != recorded["sha256"]):
+            if path.stat().st_size != recorded["size"] or file_sha256(path) != recorded["sha256"]:
                 return f"{name} is damaged"
     except (OSError, AttributeError, LookupError, TypeError) as error:
         return f"it cannot be compared with its {MANIFEST}: {error}"
@@ -156,7 +154,7 @@ def _move(staged: Path, target: Path, aside: Path, provenance: Provenance) -> No
         staged.rename(target)
     except OSError:
         # Somebody else may have finished the same build in between; theirs is as good.
-        if find_fault(target, provenance, read_files=True) is None:
+        if find_fault(target, provenance) is None:
             return
         if aside.exists():
             aside.rename(target)
