@@ -1,14 +1,15 @@
 """The files of a benchmark: ``blocks.jsonl``, one JSON object a block, and ``requests.jsonl.gz``, one a request.
 
-A line is written when its block has ended and stays; a line that an interrupted write left unfinished is dropped. The
-fields of a block are in docs/bench.md.
+A line is written when its block has ended and stays. What an interrupted write left is dropped: a line without an end,
+requests without their block. The fields of a block are in docs/bench.md.
 """
 
 import gzip
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +39,8 @@ class ResultFiles:
         if path.exists():
             _cut_unfinished_line(path)
         self.blocks = read_blocks(folder) if path.exists() else []
+        if (folder / REQUESTS).exists():
+            _cut_unfinished_requests(folder / REQUESTS, {block["id"] for block in self.blocks})
 
     def append(self, block: Block, requests: Sequence[Measured] | None) -> None:
         """Keep a block and, if given, its requests; InputError if the disk will not."""
@@ -151,6 +154,33 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _cut_unfinished_requests(path: Path, blocks: Container[str]) -> None:
+    """Drop requests at the end that were not written whole, or whose block was not."""
+    try:
+        with path.open("rb+") as file:
+            content = file.read()
+            members = list(_members(content))
+            while members and members[-1][1] not in blocks:
+                members.pop()
+            file.truncate(members[-1][0] if members else 0)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (zlib.error, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"cannot read {path}, move it away: {error}") from error
+
+
+def _members(content: bytes) -> Iterator[tuple[int, str]]:
+    """Yield where each whole member of a gzip file ends, and the block whose requests it holds."""
+    end = 0
+    while end < len(content):
+        reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        text = reader.decompress(memoryview(content)[end:])
+        if not reader.eof:
+            return
+        end = len(content) - len(reader.unused_data)
+        yield end, json.loads(text[: text.index(b"\n")])["block"]
 
 
 def _cut_unfinished_line(path: Path) -> None:
