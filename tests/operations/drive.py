@@ -24,7 +24,7 @@ from planted_bugs import PLANTED, operations_until_found
 from world import HOSTS, LIFE, Broken, done, drive
 
 from irminsul.machine import cpu_name, usable_cores
-from irminsul.output_files import require_writable
+from irminsul.output_files import replace_files, require_writable
 
 ROUND = 10 * LIFE
 """Operations on one host before the next takes its turn."""
@@ -55,7 +55,8 @@ def main():
             hosts[host]["seconds"] += seconds
             hosts[host]["counts"] += counts
             if arguments.json is not None:
-                save(arguments.json, {**described, "operations_until_planted_bugs_were_found": bugs, "hosts": hosts})
+                result = {**described, "operations_until_planted_bugs_were_found": bugs, "hosts": hosts}
+                replace_files({arguments.json: (json.dumps(result, indent=2, sort_keys=True) + "\n").encode()})
     except Broken as error:
         traceback.print_exception(error)
         sys.exit(1)
@@ -78,11 +79,6 @@ def rounds(arguments):
         for host in arguments.host:
             operations = min(ROUND, arguments.operations - before)
             yield host, *drive(host, arguments.seed + before // LIFE, operations=operations)
-
-
-def save(path, result):
-    """Write what there is so far."""
-    path.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def describe():
