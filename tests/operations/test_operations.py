@@ -87,7 +87,7 @@ def test_what_fails_is_shrunk_to_a_few_operations(monkeypatch):
     search = settings(
         QUICK,
         max_examples=200,
-        stateful_step_count=12,
+        stateful_step_count=6,
         phases=[Phase.generate, Phase.shrink],
         report_multiple_bugs=False,
         database=None,
