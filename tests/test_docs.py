@@ -73,3 +73,10 @@ def test_the_readme_is_short_and_says_what_it_cannot_do() -> None:
 def test_every_test_file_collects_something() -> None:
     for path in (ROOT / "tests").rglob("test_*.py"):
         assert re.search(r"def test_|TestCase|class Test", path.read_text()), path
+
+
+def test_tables_of_documents_are_what_the_results_say() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
