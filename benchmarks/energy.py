@@ -172,6 +172,8 @@ COMMON = {
     "max_total_tokens": 250_000,
     "log_level": "info",
 }
+STOCK = {"SGLANG_PLUGINS": "none"}
+"""Environment of SGLang without the plugin."""
 NO_GRAPHS = {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}
 
 
@@ -543,7 +545,7 @@ def run_model(
         def start(kind: str, more: dict[str, Any], environment: dict[str, str]) -> SglangEngine:
             return stack.enter_context(SglangEngine(f"{name}-{kind}", own | more, environment, arguments.logs))
 
-        engines = {False: start("stock", {}, {"SGLANG_PLUGINS": "none"})}
+        engines = {False: start("stock", {}, STOCK)}
         if model.shifts:
             engines[True] = start("live", {"radix_cache_backend": "irminsul"}, {})
         for engine in engines.values():

@@ -56,6 +56,14 @@ STEPS = (
         "--configurations graphs page64 mixed eager --at-once 2",
         420,
     ),
+    Step("energy", f"benchmarks/energy.py --out {{out}} --models mla --graphs --flags '{FEW_GRAPHS}'", 420),
+    Step(
+        "energy_others",
+        "benchmarks/energy.py --out {out} --models gqa mha hybrid --tokens 8192 --repeats 2 "
+        f"--graphs --flags '{FEW_GRAPHS}'",
+        420,
+    ),
+    Step("overhead", "benchmarks/sglang_overhead.py --out {out} --repeats 2", 300),
     Step(
         "equality_tp2",
         "benchmarks/sglang_equality.py --out {out} --lite --tokens 4000 12000 --configurations one-shot "
@@ -93,9 +101,7 @@ def run(step: Step, arguments: argparse.Namespace, left_s: float) -> dict[str, o
     if missing > 0 or left_s <= 0:
         why = f"needs {step.gpus} GPUs" if missing > 0 else "no time was left"
         return {"step": step.name, "ended": f"not run: {why}"}
-    given = {"out": arguments.out / f"{step.name}.json", "checkpoint": arguments.checkpoint, "texts": arguments.texts}
-    paths = {name: shlex.quote(str(path.resolve())) for name, path in given.items()}
-    command = f"exec {shlex.quote(sys.executable)} " + step.command.format_map(paths)
+    command = command_of(step, arguments)
     environment = dict(os.environ)
     if step.gpus > 1:
         # Ranks that do not agree on a plan end the server.
@@ -118,6 +124,16 @@ def run(step: Step, arguments: argparse.Namespace, left_s: float) -> dict[str, o
             os.killpg(process.pid, 9)
             process.wait()
     return {"step": step.name, "ended": ended, "seconds": round(time.monotonic() - started, 1)}
+
+
+def command_of(step: Step, arguments: argparse.Namespace) -> str:
+    """Return a step's command line."""
+    given = {"out": arguments.out / f"{step.name}.json", "checkpoint": arguments.checkpoint, "texts": arguments.texts}
+    command = f"exec {shlex.quote(sys.executable)} {step.command}"
+    for name, path in given.items():
+        # Not str.format: flags that are JSON have braces, too.
+        command = command.replace(f"{{{name}}}", shlex.quote(str(path.resolve())))
+    return command
 
 
 def gpus() -> int:

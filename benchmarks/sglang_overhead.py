@@ -11,8 +11,8 @@ request's own mode is all that tells live, observe and off apart, so one engine 
 
 A load is so many requests sent at once: prompts of 4,096 tokens, 128 new tokens each. ``passage``: between a new
 beginning and a new end stands one of eight passages that was served before at another position; ``nothing``: all of it
-is new. The cache is not emptied in between, so the pool is full and each load evicts what older ones left; the
-passages are served again before each load that has them.
+is new. The cache is never emptied, so a load evicts what older ones left once the pool is full; the passages are served
+again before each load that has them.
 
 A row holds medians over the repeats: wall seconds of the load, new tokens a second, when the last request had its first
 token, and of the scheduler the seconds of iterations that did work, in all and without waiting for the GPU; what the
@@ -38,6 +38,8 @@ from sglang_equality import machine
 from sglang_ttft import HEAD, INSERTED, LITE, TAIL, describe
 
 PASSAGES = 8
+WARM_UP = 16
+"""Requests at once, of either kind on either engine, before anything is measured."""
 LOWEST_TOKEN, VOCABULARY = 1000, 100_000
 STOCK = "stock"
 WITHOUT_PLUGIN = {"SGLANG_PLUGINS": "none"}
@@ -137,9 +139,8 @@ def measure(
     engines: dict[str, SglangEngine], prompts: Prompts, arguments: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Put every load on every engine, in turn, again and again; yield all there is after each."""
-    warm_up = max(arguments.loads)
-    for mode, kind in product(MODES, (PASSAGE, NOTHING)):
-        serve(engines[mode], mode, prompts, kind, warm_up, arguments.new_tokens)
+    for mode, kind in product((STOCK, "live"), (PASSAGE, NOTHING)):
+        serve(engines[mode], mode, prompts, kind, min(WARM_UP, max(arguments.loads)), arguments.new_tokens)
     taken: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
     for repeat, load, kind in product(range(arguments.repeats), arguments.loads, (PASSAGE, NOTHING)):
         # Each goes first as often as the others.
