@@ -1,6 +1,7 @@
 import pytest
 from server_fakes import byte_level_tokenizer
 
+from irminsul.errors import CheckpointError
 from irminsul.server.chat import PromptEncoder
 from irminsul.server.protocol import ChatMessage, RequestError
 
@@ -62,12 +63,24 @@ def test_text_parts_and_unknown_fields_reach_the_template():
 
 @pytest.mark.parametrize(
     "template",
-    ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}", "{% if %}"],
+    ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content + 1 }}", "{{ 1 // 0 }}"],
 )
 def test_what_the_template_refuses_is_the_clients_error(template):
     with pytest.raises(RequestError, match=r"chat template cannot render this: .") as caught:
         rendered(templated(template), USER)
     assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("\n{% if %}", "does not compile: line 2: Expected an expression"),
+        ("Hello.", "shows nothing of a conversation: 'Hel"),
+    ],
+)
+def test_a_template_that_works_for_nobody_is_not_the_clients_error(template, told):
+    with pytest.raises(CheckpointError, match=told):
+        PromptEncoder(templated(template))
 
 
 def test_without_a_template_there_is_no_chat():

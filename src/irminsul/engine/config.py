@@ -39,6 +39,7 @@ _HF_CONFIG_OF_TYPE: dict[str, type[PreTrainedConfig]] = {
 OWN_MODEL_TYPE = "irminsul_mla"
 SUPPORTED_MODEL_TYPES = (*_HF_CONFIG_OF_TYPE, OWN_MODEL_TYPE)
 
+_ADAPTER_NAME = "adapter_config.json"
 _LIMIT = 2**31 - 1
 _LIMITS = {"num_hidden_layers": 10_000, "qk_rope_head_dim": 4096}
 """Of sizes that transformers makes lists and tables of before anything else is read of them."""
@@ -132,6 +133,8 @@ class ModelConfig:
         path = Path(path)
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a checkpoint directory")
+        if (path / _ADAPTER_NAME).exists():
+            raise UnsupportedModelError(f"{path / _ADAPTER_NAME} asks for an adapter, which is not supported: merge it")
         raw = _read_json_object(path / "config.json")
         generation_path = path / "generation_config.json"
         generation = _read_json_object(generation_path) if generation_path.exists() else {}

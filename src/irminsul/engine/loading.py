@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from irminsul.engine.config import ModelConfig, refusing_faults
 from irminsul.engine.engine import Engine, EngineConfig
 from irminsul.engine.model import MlaModel
-from irminsul.errors import InputError
+from irminsul.errors import CheckpointError, InputError
 from irminsul.layout import ITEM_SIZES
 
 
@@ -38,10 +38,16 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
     Raises:
         CheckpointError, UnsupportedModelError: config.json, which transformers looks into as well, is that of no
-            supported model, or there is no usable tokenizer.
+            supported model, or there is no usable tokenizer, or only that of another model.
     """
-    ModelConfig.from_checkpoint(path)
-    return read_tokenizer(path)
+    vocabulary = ModelConfig.from_checkpoint(path).vocab_size
+    tokenizer = read_tokenizer(path)
+    last = max(tokenizer.get_vocab().values(), default=0)
+    if last >= vocabulary:
+        raise CheckpointError(
+            f"{path} holds the tokenizer of another model: it has a token {last}, and the model {vocabulary} tokens"
+        )
+    return tokenizer
 
 
 def read_tokenizer(path: Path) -> PreTrainedTokenizerBase:

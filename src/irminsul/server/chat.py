@@ -1,11 +1,13 @@
 """Prompts: a conversation through the model's chat template, or text, to token ids."""
 
 import json
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
+from irminsul.errors import CheckpointError
 from irminsul.server.detokenize import Tokenizer
 from irminsul.server.protocol import ChatMessage, RequestError
 
@@ -27,6 +29,8 @@ _PROBE_KEY, _PROBE_VALUE = "irminsul_probe", "7"
 class PromptEncoder:
     """Makes token ids of prompts. Encoding a long prompt takes a while; one call at a time.
 
+    A chat template that does not compile, or shows nothing of a conversation, is a CheckpointError.
+
     Args:
         tokenizer: with a chat template, unless only /v1/completions is to work.
         max_tokens: prompts that cannot fit into so many are refused before they are encoded; None: all are encoded.
@@ -37,6 +41,7 @@ class PromptEncoder:
         self._max_tokens = max_tokens
         # No token covers more characters than its spelling has, byte-level spellings included.
         self._longest_token = max(map(len, tokenizer.get_vocab()))
+        _refuse_broken_template(tokenizer)
         self._arguments_as_objects = _wants_argument_objects(tokenizer)
 
     def text(self, text: str) -> tuple[int, ...]:
@@ -104,6 +109,13 @@ def _parsed_object(arguments: str, where: str) -> dict[str, Any]:
     return parsed
 
 
+def _refuse_broken_template(tokenizer: Tokenizer) -> None:
+    if tokenizer.chat_template:
+        rendered = _rendered_probe(tokenizer, [{"role": "user", "content": _PROBE_KEY}])
+        if rendered and _PROBE_KEY not in rendered:
+            raise CheckpointError(f"the chat template shows nothing of a conversation: {reprlib.repr(rendered)}")
+
+
 def _wants_argument_objects(tokenizer: Tokenizer) -> bool:
     """Whether the template wants a tool call's arguments as an object, rather than as JSON text as OpenAI sends them.
 
@@ -113,20 +125,26 @@ def _wants_argument_objects(tokenizer: Tokenizer) -> bool:
     if not tokenizer.chat_template:
         return False
     arguments = {_PROBE_KEY: _PROBE_VALUE}
-    as_object, as_text = (_rendered_probe(tokenizer, form) for form in (arguments, json.dumps(arguments)))
+    as_object, as_text = (_rendered_probe(tokenizer, _calling(form)) for form in (arguments, json.dumps(arguments)))
     wanted = f'"{_PROBE_KEY}"'
     return wanted in as_object and wanted not in as_text
 
 
-def _rendered_probe(tokenizer: Tokenizer, arguments: object) -> str:
+def _calling(arguments: object) -> list[dict[str, Any]]:
     function = {"name": "probe", "arguments": arguments}
-    conversation: list[dict[str, Any]] = [
+    return [
         {"role": "user", "content": "-"},
         {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
         {"role": "tool", "tool_call_id": "1", "content": "-"},
     ]
+
+
+def _rendered_probe(tokenizer: Tokenizer, conversation: list[dict[str, Any]]) -> str:
+    """Render a conversation that the template may refuse; nothing if it does."""
     try:
         rendered = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    except TemplateSyntaxError as error:
+        raise CheckpointError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
     except _TEMPLATE_ERRORS:
         return ""
     assert isinstance(rendered, str), type(rendered)
