@@ -14,6 +14,7 @@ looked at its texts, and the spans of that prompt are of the kind ``text``.
 import hashlib
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -203,10 +204,13 @@ class ChatTemplate:
     def _pieces(self, text: str, regions: list[_Region] | None, tools: tuple[int, int] | None) -> list[Piece]:
         """Cut a rendered prompt at added tokens, and each piece where its kind changes."""
         pieces, start = [], 0
+        # Regions are in order and do not overlap.
+        starts, ends = [region.start for region in regions or ()], [region.end for region in regions or ()]
         for stretch, _ in self._split(text):
             end = start + len(stretch)
             around = SpanKind.TEMPLATE if tools is None or tools[1] <= start or end <= tools[0] else SpanKind.TOOLS
-            pieces.append(_piece(text, start, end, regions, around))
+            here = None if regions is None else regions[bisect_right(ends, start) : bisect_left(starts, end)]
+            pieces.append(_piece(text, start, end, here, around))
             start = end
         return pieces
 
@@ -253,11 +257,10 @@ def _sources(directory: Path, config: dict[str, Any]) -> dict[str, str] | None:
     return sources
 
 
-def _piece(text: str, start: int, end: int, regions: list[_Region] | None, around: SpanKind) -> Piece:
-    """Make the piece [start, end) of a prompt; what no region holds is of the kind ``around``."""
-    if regions is None:
+def _piece(text: str, start: int, end: int, here: list[_Region] | None, around: SpanKind) -> Piece:
+    """Make the piece [start, end) of a prompt from the regions in it; what none holds is of the kind ``around``."""
+    if here is None:
         return Piece((Part(text[start:end], SpanKind.TEXT),))
-    here = [region for region in regions if region.start < end and start < region.end]
     first = here[0].message if here else 0
     parts: list[Part] = []
     for region in here:

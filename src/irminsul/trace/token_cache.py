@@ -29,7 +29,7 @@ from irminsul.trace.tokenise import Tokeniser
 
 _CACHE_VERSION = 1
 _HASH_BLOCK = 2**20
-_DAMAGED = (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile)
+_DAMAGED = (ValueError, KeyError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile)
 
 
 def read_token_log(
@@ -136,8 +136,13 @@ def _load(entry: Path, tokeniser: Tokeniser) -> PieceLog | None:
     """Return a stored log; None if the entry is damaged."""
     try:
         # Opened here: numpy leaves a file open that turns out to be none of its own.
-        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        with entry.open("rb") as file:
+            # Written without compression: what unpacks to more than it is, is none of ours.
+            if sum(member.file_size for member in zipfile.ZipFile(file).infolist()) > entry.stat().st_size:
+                return None
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = dict(stored)
         if not np.array_equal(arrays.pop("digest"), _digest(arrays)):
             return None
         names, notes = json.loads(arrays["names"].tobytes())
