@@ -66,8 +66,8 @@ class Settings:
 
     @property
     def longest(self):
-        """Tokens of a prompt; a third of the pool at least."""
-        return 40 * self.unit if self.slots >= 56 * self.unit else self.slots - 12
+        """Tokens of a prompt: half of the smallest pool."""
+        return 40 * self.unit
 
     def make_registry(self, ledger):
         """Make a watched registry."""
