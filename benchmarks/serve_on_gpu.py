@@ -4,8 +4,9 @@
 
 Needs SGLang 0.5.23 and loads made by benchmarks/serve_loads.py. Both servers run DeepSeek-V2-Lite's shape with dummy
 weights (time does not depend on them), FA3 and CUDA graphs, side by side on the GPU; one has work at a time. Each study
-is measured in a directory of its own (docs/bench.md), with every request; what is measured already is not measured
-again. ``--limit``: seconds for everything, the servers' start included; a study that is cut short keeps its blocks.
+is measured in a directory of its own (docs/bench.md), with every request, and summarised in DIR/STUDY.json
+(benchmarks/serve_results.py); what is measured already is not measured again. ``--limit``: seconds for everything, the
+servers' start included; a study that is cut short keeps its blocks.
 
   patterns   the five patterns at 8K, 17K, 32K and 64K, with and without markers, one request at a time
   sessions   eight sessions of twenty turns that edit their history, one and eight at a time
@@ -30,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import serve_results
+from irminsul.bench.results import BLOCKS
 from sglang_ttft import LITE
 
 START_LIMIT_S = 300
@@ -127,6 +130,8 @@ def run(name: str, arguments: argparse.Namespace, ends: float) -> bool:
                 *("--concurrency", arguments.concurrency or study.concurrency, "--keep-requests"),
                 *("--repeats", str(arguments.repeats or study.repeats)),
             )
+        if (arguments.out / name / BLOCKS).exists():
+            serve_results.write(arguments.out / name, arguments.out / f"{name}.json")
     return complete
 
 

@@ -9,6 +9,7 @@ say. ``--check`` changes nothing: exit status 1 if a document says something els
 import argparse
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -185,6 +186,45 @@ def short(value: float) -> str:
     return f"{value:.2f}".lstrip("0") if value else "0"
 
 
+# -- load over HTTP --
+
+
+def patterns() -> str:
+    """What becomes of the tokens of each pattern, and of TTFT."""
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in read("serve_patterns")["rows"]:
+        rows.setdefault(row["load"], {}).setdefault(row["server"], []).append(row)
+
+    def share(row: dict[str, Any], *names: str) -> str:
+        return f"{100 * sum(row['tokens'].get(name, 0) for name in names) / row['tokens']['prompt']:.0f} %"
+
+    def ttft_of(of_server: list[dict[str, Any]], quantile: str) -> float:
+        return statistics.median(row["ttft_ms"][quantile] for row in of_server)
+
+    def cells(load: str, servers: dict[str, list[dict[str, Any]]]) -> list[str]:
+        stock, live = servers["stock"], servers["live"]
+        p50 = [ttft_of(of_server, "p50") for of_server in (stock, live)]
+        return [
+            load.replace("-", " ", 1).replace("-", ", "),
+            share(stock[0], "prefix"),
+            share(live[0], "prefix"),
+            share(live[0], "approximate_prefix"),
+            share(live[0], "shifted"),
+            share(live[0], "computed"),
+            *(f"{value:,.0f}" for value in p50),
+            f"{p50[1] / p50[0]:.2f}",
+            *(f"{ttft_of(of_server, 'p95'):,.0f}" for of_server in (stock, live)),
+        ]
+
+    header = (
+        "pattern",
+        *("prefix, stock", "prefix, live", "approximate prefix", "shifted", "computed, live"),
+        *("TTFT stock", "TTFT live", "live / stock", "p95 stock", "p95 live"),
+    )
+    both = {load: servers for load, servers in rows.items() if len(servers) == 2}
+    return markdown_table(header, (cells(*item) for item in both.items()), numbers=True)
+
+
 # -- the copy --
 
 
@@ -222,6 +262,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ttft-short": ttft_short,
     "nothing-to-recover": nothing_to_recover,
     "equality": equality,
+    "patterns": patterns,
     "rows-kernel": rows_kernel,
 }
 

@@ -1,0 +1,81 @@
+"""benchmarks/serve_results.py and serve_loads.py: studies in short, and the loads they send."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from measured_blocks import block
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import serve_loads
+import serve_on_gpu
+import serve_results
+
+
+def request(of, session, started_s, ttft_s, computed, error=None):
+    """A request as requests.jsonl.gz has it."""
+    tokens = {"prompt_tokens": 5, "token_classes": {"prefix": 5 - computed, "computed": computed}}
+    return {"block": of, "session": session, "started_s": started_s, "ttft_s": ttft_s, "error": error, **tokens}
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A folder with two blocks, and requests of one."""
+    blocks = [block(server) for server in ("stock", "live")]
+    for one in blocks:
+        one |= {"id": one["server"]["name"], "load": one["load"] | {"name": "edited.jsonl.zst"}}
+    (tmp_path / "blocks.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in blocks))
+    requests = [
+        request("stock", 0, 3.0, 0.4, 1),
+        request("stock", 0, 1.0, 0.1, 5),
+        request("stock", 1, 2.0, 0.3, 4),
+        request("stock", 1, 4.0, 9.0, 5, error="timeout"),
+        request("of a block that was not kept", 0, 1.0, 9.0, 5),
+    ]
+    with gzip.open(tmp_path / "requests.jsonl.gz", "wt") as file:
+        file.write("".join(f"{json.dumps(one)}\n" for one in requests))
+    return tmp_path
+
+
+def test_rows_and_turns_of_a_study(study, tmp_path):
+    serve_results.write(study, tmp_path / "study.json")
+    found = json.loads((tmp_path / "study.json").read_text())
+    assert [(row["load"], row["server"], row["ttft_ms"]["p50"]) for row in found["rows"]] == [
+        ("edited", "stock", 100.0),
+        ("edited", "live", 100.0),
+    ]
+    first, second = found["turns"]
+    assert (first["turn"], first["calls"], first["ttft_ms"], first["computed"]) == (0, 2, 200.0, 9)
+    assert (second["turn"], second["calls"], second["ttft_ms"], second["computed"]) == (1, 1, 400.0, 1)
+
+
+def test_a_working_set_counts_what_prompts_share_once():
+    prompts = [np.array(tokens, dtype=np.int32) for tokens in ([1, 2, 3], [1, 2, 4, 5], [1, 2, 3], [9], [1, 2])]
+    assert serve_loads.working_set(prompts) == 3 + 2 + 1
+    assert serve_loads.working_set(prompts[:1]) == 3
+
+
+def test_old_tool_results_become_placeholders():
+    results = [{"role": "tool", "content": str(number)} for number in range(7)]
+    history = [message for result in results for message in ({"role": "user", "content": "?"}, result)]
+    kept = [message["content"] for message in serve_loads.without_old_results(history) if message["role"] == "tool"]
+    assert kept == [serve_loads.CLEARED] * 2 + ["2", "3", "4", "5", "6"]
+    assert results[0]["content"] == "0", "the history itself stays"
+
+
+def test_flags_become_a_command_line():
+    assert serve_on_gpu.command_line({"load_format": "dummy", "enable_metrics": True, "port": 1}) == [
+        *("--load-format", "dummy"),
+        "--enable-metrics",
+        *("--port", "1"),
+    ]
+
+
+def test_every_load_of_a_study_is_one_that_can_be_made():
+    made = {
+        f"{p}-{length}{s}" for p in serve_loads.PATTERNS for length in serve_loads.LENGTHS for s in ("", "-markers")
+    }
+    assert set(serve_on_gpu.PATTERN_LOADS) == made
