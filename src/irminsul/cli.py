@@ -66,10 +66,10 @@ def main() -> None:
         sys.stderr.write(f"irminsul: {_printable(str(error))}\n")
         raise SystemExit(1) from None
     except OSError as error:
-        # Files are looked after where they are written; this is the standard output.
+        # Files of ours are looked after where they are written; this is the standard output, or somebody's cache.
         if error.errno not in _NO_ROOM:
             raise
-        sys.stderr.write(f"irminsul: cannot write to the standard output: {error.strerror}\n")
+        sys.stderr.write(f"irminsul: cannot write: {error.strerror}\n")
         raise SystemExit(1) from None
     except MemoryError as error:
         sys.stderr.write(f"irminsul: not enough memory {error}\n")

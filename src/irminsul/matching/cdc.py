@@ -23,9 +23,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 import numpy as np
 import xxhash
-from numba import njit
 from numpy.typing import NDArray
 
+from irminsul.compiled import compiled
 from irminsul.errors import InputError
 
 VERSION = 1
@@ -124,7 +124,7 @@ def chunk_ids(
     return np.array([digest(data[start:end], seed) for start, end in spans], dtype=np.uint64)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _gear(token):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     value = np.uint64(VERSION << 32) | np.uint64(np.uint32(token))
     value += np.uint64(0x9E3779B97F4A7C15)
@@ -133,7 +133,7 @@ def _gear(token):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return value ^ (value >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _cut_points(tokens, forced):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     n = len(tokens)
     cuts = np.empty(n + 1, dtype=np.int64)
@@ -147,7 +147,7 @@ def _cut_points(tokens, forced):  # type: ignore[no-untyped-def]  # noqa: ANN001
     return cuts[:count].copy()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _chunk_end(tokens, start, forced):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     end = min(start + MAX_CHUNK, len(tokens))
     if len(forced) > 0:

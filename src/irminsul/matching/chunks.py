@@ -28,9 +28,9 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from irminsul.compiled import compiled
 from irminsul.errors import InputError
 from irminsul.matching.cdc import chunk_ids, cut_points, forced_cut_table, splitmix64
 from irminsul.matching.fingerprint_index import FingerprintIndex, index_get, index_put
@@ -175,7 +175,7 @@ class ChunkMatcher:
         return pieces, np.maximum(ids, np.uint64(1))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _last_forced_cut(forced, tokens, start):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Return the last position in [1, start] whose token forces a cut, else 0."""
     for i in range(min(start, len(tokens) - 1), 0, -1):
@@ -184,7 +184,7 @@ def _last_forced_cut(forced, tokens, start):  # type: ignore[no-untyped-def]  # 
     return 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _cut_windows(cuts, windows):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     size = len(cuts) - 1
     if windows:
@@ -206,7 +206,7 @@ def _cut_windows(cuts, windows):  # type: ignore[no-untyped-def]  # noqa: ANN001
     return _Pieces(start[:count], end[:count], is_window[:count])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _register(chunks, windows, pieces, prints, slots, start, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     for i in range(len(prints)):
         last = pieces.end[i] - 1
@@ -214,7 +214,7 @@ def _register(chunks, windows, pieces, prints, slots, start, candidates):  # typ
             index_put(windows if pieces.is_window[i] else chunks, slots[last], prints[i], candidates)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _search(store, chunks, windows, tokens, pieces, prints, start, number, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     run_start = np.empty(len(prints), dtype=np.int64)
     run_end = np.empty(len(prints), dtype=np.int64)
@@ -247,7 +247,7 @@ def _search(store, chunks, windows, tokens, pieces, prints, start, number, candi
     return runs, _Found(run_start, run_end, run_last)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _continuation(store, slot, tokens, begin, end):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Return the last slot of ``tokens[begin:end]`` if they follow ``slot``, else -1."""
     for i in range(begin, end):
@@ -257,7 +257,7 @@ def _continuation(store, slot, tokens, begin, end):  # type: ignore[no-untyped-d
     return slot
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _newest(store, nominated, tokens, begin, end, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Return the first of the nominated slots at which ``tokens[begin:end]`` end, else -1."""
     for slot in nominated:
@@ -266,7 +266,7 @@ def _newest(store, nominated, tokens, begin, end, number):  # type: ignore[no-un
     return np.int32(-1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _step_back(previous, slot, steps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     for _ in range(steps):
         slot = previous[slot]

@@ -9,8 +9,9 @@ and an unbounded list is what an attacker or a boilerplate line would fill.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from irminsul.compiled import compiled
 
 MAX_CHAIN = 64
 """Steps along one bucket; longer chains do not occur by chance at the load used here."""
@@ -70,7 +71,7 @@ class FingerprintIndex:
         _index_drop(self.arrays, slots)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def index_put(arrays, slot, fingerprint, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Index ``slot``; the oldest of more than ``candidates`` equal fingerprints gives way."""
     if arrays.fingerprint[slot] != 0:
@@ -98,7 +99,7 @@ def index_put(arrays, slot, fingerprint, candidates):  # type: ignore[no-untyped
     arrays.size[0] += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def index_get(arrays, fingerprint, found):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Fill ``found`` with slots under ``fingerprint``, newest first; return how many there are."""
     slot = arrays.head[fingerprint & np.uint64(len(arrays.head) - 1)]
@@ -113,7 +114,7 @@ def index_get(arrays, fingerprint, found):  # type: ignore[no-untyped-def]  # no
     return n
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _remove(arrays, slot):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     bucket = arrays.fingerprint[slot] & np.uint64(len(arrays.head) - 1)
     older = arrays.older[slot]
@@ -130,7 +131,7 @@ def _remove(arrays, slot):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN2
     arrays.size[0] -= 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _index_drop(arrays, slots):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     for slot in slots:
         if arrays.fingerprint[slot] != 0:

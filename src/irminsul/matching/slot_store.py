@@ -12,9 +12,9 @@ All arrays are indexed by slot; -1 means none. The functions at the end are comp
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from irminsul.compiled import compiled
 from irminsul.namespace import Namespace
 
 MAX_SIBLINGS = 8
@@ -109,7 +109,7 @@ class SlotStore:
             self._free_ids.append(number)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _link(arrays, tokens, slots, start, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     before = slots[start - 1] if start > 0 else np.int32(-1)
     for i in range(start, len(slots)):
@@ -130,7 +130,7 @@ def _link(arrays, tokens, slots, start, number):  # type: ignore[no-untyped-def]
         before = slot
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unlink(arrays, slots):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     for i in range(len(slots) - 1, -1, -1):
         slot = slots[i]
@@ -160,7 +160,7 @@ def _unlink(arrays, slots):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN
         arrays.newer_sibling[slot] = -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def following_slot(arrays, slot, token):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Return a live continuation of ``slot`` that holds ``token``, newest first; -1 if none is found."""
     child = arrays.child[slot]
@@ -173,7 +173,7 @@ def following_slot(arrays, slot, token):  # type: ignore[no-untyped-def]  # noqa
     return np.int32(-1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def tokens_end_at(arrays, slot, tokens, end, length, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Say whether the ``length`` donor tokens that end at ``slot`` are ``tokens[end - length : end]``."""
     for i in range(length):
@@ -190,7 +190,7 @@ def donor_slots(arrays: SlotArrays, last: int, length: int) -> NDArray[np.int32]
     return slots
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _walk_back(previous, last, slots):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     slot = last
     for i in range(len(slots) - 1, -1, -1):
@@ -198,7 +198,7 @@ def _walk_back(previous, last, slots):  # type: ignore[no-untyped-def]  # noqa: 
         slot = previous[slot]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def walk_to_root(arrays, last, slots):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Fill ``slots`` with the donor's slots from position 0 to ``last``.
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from irminsul.compiled import compiled
 from irminsul.errors import InputError
 from irminsul.matching.cdc import splitmix64
 from irminsul.matching.fingerprint_index import FingerprintIndex, index_get, index_put
@@ -139,7 +139,7 @@ class WinnowMatcher:
         return np.uint64(splitmix64(self._seed ^ (number + 1)))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def kgram_hashes(tokens, k, base, salt):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Hash every k-gram: polynomial in ``base`` modulo 2**64 over keyed tokens, then mixed; shape [n - k + 1].
 
@@ -166,7 +166,7 @@ def kgram_hashes(tokens, k, base, salt):  # type: ignore[no-untyped-def]  # noqa
     return hashes
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _mix(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """MurmurHash3's finaliser: a bijection in which every bit of the value moves every bit of the result."""
     value = (value ^ (value >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -174,7 +174,7 @@ def _mix(value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return value ^ (value >> np.uint64(33))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def select(hashes, w):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Return the ascending indices of the k-grams that some window of ``w`` selects."""
     n = len(hashes)
@@ -197,7 +197,7 @@ def select(hashes, w):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     return selected[:count]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _register(index, tokens, slots, k, w, base, salt, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     hashes = kgram_hashes(tokens, k, base, salt)
     previous = np.uint64(0)
@@ -211,7 +211,7 @@ def _register(index, tokens, slots, k, w, base, salt, candidates):  # type: igno
         previous_at = at
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _search(store, index, tokens, start, k, w, base, salt, number, candidates):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     n = len(tokens)
     # Windows that begin before the tail select in it, too: short tails have no whole window of their own.
@@ -254,7 +254,7 @@ def _search(store, index, tokens, start, k, w, base, salt, number, candidates): 
     return runs, _Found(run_start, run_end, run_last)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _extend_right(store, slot, tokens, end, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     while end < len(tokens):
         following = following_slot(store, slot, tokens[end])
@@ -265,7 +265,7 @@ def _extend_right(store, slot, tokens, end, number):  # type: ignore[no-untyped-
     return slot, end
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _extend_left(store, slot, tokens, end, leftmost, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     begin = end
     while begin > leftmost and slot >= 0 and store.token[slot] == tokens[begin - 1] and store.namespace[slot] == number:
@@ -274,7 +274,7 @@ def _extend_left(store, slot, tokens, end, leftmost, number):  # type: ignore[no
     return begin
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _push(run_start, run_end, run_last, runs, begin, end, last, previous):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """Append a run that ends behind all others; of two that overlap the longer keeps the overlap."""
     while runs > 0 and run_start[runs - 1] >= begin:

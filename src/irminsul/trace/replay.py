@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from irminsul.compiled import compiled
 from irminsul.errors import InputError
 from irminsul.matching.cdc import splitmix64
 from irminsul.matching.fingerprint_index import FingerprintIndex, index_get, index_put
@@ -355,13 +355,13 @@ def _capacity(prefix: PrefixReplay, config: ReplayConfig) -> int:
     return config.cache_tokens or max(1, prefix.inserted_tokens)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _index_all(index, slots, hashes):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     for i in range(len(hashes)):
         index_put(index, slots[i], hashes[i], 4)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _covered(store, index, tokens, start, length, hashes, number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     mask = np.zeros(len(tokens) - start, dtype=np.bool_)
     found = np.empty(4, dtype=np.int32)
