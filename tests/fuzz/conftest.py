@@ -1,6 +1,5 @@
 """Shared by the fuzzers: a small tokenizer, and the line of figures at the end."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 # The server's stand-in engine and the tokenizers of its tests.
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 
-from fuzzing import figures, irminsul, write
+from fuzzing import FULL, figures, irminsul, write
 
 
 @pytest.fixture(scope="session")
@@ -31,5 +30,5 @@ def compiled(tokenizer_directory, tmp_path_factory):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if "IRMINSUL_TEST_EXAMPLES" in os.environ:
+    if FULL:
         terminalreporter.write_line(str(figures))

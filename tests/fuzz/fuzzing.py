@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from irminsul import cli
 
-EXAMPLES = int(os.environ.get("IRMINSUL_TEST_EXAMPLES", "20"))
+FULL = "IRMINSUL_TEST_EXAMPLES" in os.environ
+"""Whether named cases have their full size, too."""
+EXAMPLES = int(os.environ.get("IRMINSUL_TEST_EXAMPLES", "10"))
 SECONDS = 1.0
 """Processor time that one small input may take: wall time would measure the machine's other work, too."""
 

@@ -14,11 +14,10 @@ import zipfile
 import numpy as np
 import pytest
 import zstandard
-from fuzzing import figures, irminsul, write
+from fuzzing import FULL, figures, irminsul, write
 from sample_logs import CALL, TOOL, USER
 
 MIB, GIB = 2**20, 2**30
-FULL = "IRMINSUL_TEST_EXAMPLES" in os.environ
 BOMB_BYTES = 10 * GIB if FULL else 128 * MIB
 LINE_BYTES = 2 * GIB if FULL else 128 * MIB
 MANY = 100_000 if FULL else 2_000

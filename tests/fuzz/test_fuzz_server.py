@@ -2,17 +2,19 @@
 
 import contextlib
 import re
+import time
 
 import pytest
 import schemathesis
 from damage import damaged, damaged_bytes, json_bytes
-from fuzzing import EXAMPLES, figures, fuzz, in_time
+from fuzzing import EXAMPLES, FULL, SECONDS, figures, fuzz, in_time
 from hostile_clients import BODY_SECONDS, CLIENT_SECONDS, judge, target_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from irminsul.engine.model import MlaModel
+from irminsul.server.app import MAX_BODY_BYTES
 from irminsul.testing.tiny import write_tiny_checkpoint
 
 OPERATIONS = [
@@ -238,3 +240,38 @@ def test_broken_bytes_on_the_wire(target, data, draws):
         while more := connection.recv(65536):
             received += more
     assert all(status < 500 for status in statuses(received)), received
+
+
+def listed(item, room):
+    return f"[{','.join([item] * (room // (len(item) + 1)))}]"
+
+
+SLOW = {
+    "characters": ("prompt", lambda room: f'"{"a" * room}"'),
+    "token ids": ("prompt", lambda room: listed("1", room)),
+    "messages": ("messages", lambda room: listed('{"role": "user", "content": "a"}', room)),
+    "wrong messages": ("messages", lambda room: listed("1", room)),
+    "tools": ("tools", lambda room: listed('{"type": "function", "function": {"name": "f"}}', room)),
+    "wrong tools": ("tools", lambda room: listed("{}", room)),
+    "lists": ("metadata", lambda room: listed("[]", room)),
+    "names": ("x", lambda room: "0, " + ", ".join(f'"{number:x}": 0' for number in range(room // 13))),
+}
+"""Values that are slow to read, by what is many in them: the field, and its JSON of so many bytes."""
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_a_body_of_the_greatest_length_is_answered_in_time(target, what):
+    name, value = SLOW[what]
+    fields = {"model": '"tiny"', "max_tokens": "1", "messages": '[{"role": "user", "content": "a"}]'}
+    if name == "prompt":
+        del fields["messages"]
+    size = MAX_BODY_BYTES if FULL else MAX_BODY_BYTES // 16
+    fields[name] = value(size - 200)
+    content = "{" + ", ".join(f'"{key}": {text}' for key, text in fields.items()) + "}"
+    started = time.process_time()
+    with in_time(3 * SECONDS):
+        path = "/v1/completions" if name == "prompt" else "/v1/chat/completions"
+        response = target.http.post(path, content=content, headers={"content-type": "application/json"})
+    figures.named.append(f"a body of {size / 2**20:g} MiB of {what}: {time.process_time() - started:.1f} s")
+    judge(response.status_code, response.content, response.headers.get("content-type"))
+    assert len(response.content) < 2000
