@@ -114,7 +114,10 @@ def test_a_build_that_does_not_fit_leaves_nothing(fault, tmp_path):
     fault("disk full under `irminsul model build`", f"exit status 1: {told.value}; nothing half-built stays")
 
 
-@pytest.mark.parametrize("command", [["patterns", "rerank", "--calls", "2"], ["patterns", "--help"], ["analyze"]])
+@pytest.mark.parametrize(
+    "command",
+    [["patterns", "rerank", "--calls", "2"], ["patterns", "--help"], pytest.param(["analyze"], marks=pytest.mark.slow)],
+)
 def test_standard_output_that_takes_nothing_is_a_sentence(fault, small_log, command):
     arguments = command + [str(one) for one in small_log if command == ["analyze"]]
     with Path("/dev/full").open("w") as full:
@@ -126,7 +129,7 @@ def test_standard_output_that_takes_nothing_is_a_sentence(fault, small_log, comm
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "dumb"},
             check=False,
         )
-    sentence = "irminsul: cannot write to the standard output: No space left on device\n"
+    sentence = "irminsul: cannot write: No space left on device\n"
     # Bars of progress may stand before it.
     assert (ended.returncode, ended.stderr[-len(sentence) :]) == (1, sentence)
     assert "Traceback" not in ended.stderr

@@ -71,7 +71,7 @@ def test_a_log_that_was_being_generated(fault, tmp_path):
     )
 
 
-@pytest.mark.parametrize("output", ["--json", "--html"])
+@pytest.mark.parametrize("output", ["--json", pytest.param("--html", marks=pytest.mark.slow)])
 def test_an_analysis_that_was_being_written(fault, tmp_path, small_log, output):
     out = tmp_path / "out"
     out.write_text("old\n")
@@ -88,6 +88,7 @@ def test_an_analysis_that_was_being_written(fault, tmp_path, small_log, output):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", ["experiment", "case_results", "demo_report"])
 def test_results_of_long_runs_that_were_being_written(fault, tmp_path, write):
     names = ["sink.json", "sink.md", "sink.png"] if write == "experiment" else ["out.json"]
@@ -102,6 +103,7 @@ def test_results_of_long_runs_that_were_being_written(fault, tmp_path, write):
     fault(f"kill -9 of `irminsul {command}` in the middle of writing", "the old files stay, all of them")
 
 
+@pytest.mark.slow
 def test_a_benchmark_that_is_killed_goes_on(fault, tmp_path):
     log, out = tmp_path / "log.jsonl", tmp_path / "out"
     log.write_text('{"model": "m", "messages": [{"role": "user", "content": "hello"}]}\n' * 4)

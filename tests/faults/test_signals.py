@@ -1,13 +1,18 @@
 """A server that is told to end, or is killed, while it answers."""
 
+import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from disk import contents
 from serving import serving, stream
 
 STREAMS = 16
@@ -50,6 +55,7 @@ def refused(url):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_streams_go_on_to_their_end(fault, number):
     with serving(drain_seconds=20) as (process, url):
@@ -71,6 +77,7 @@ def test_streams_go_on_to_their_end(fault, number):
     )
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_drain_time_breaks_off(fault):
     with serving(drain_seconds=1) as (process, url):
         readers = Readers(url, STREAMS, max_tokens=1500)
@@ -90,7 +97,9 @@ def test_what_outlasts_the_drain_time_breaks_off(fault):
     )
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=lambda number: number.name
+)
 def test_a_second_signal_ends_at_once(fault, second):
     with serving(drain_seconds=60) as (process, url):
         readers = Readers(url, STREAMS, max_tokens=1500)
@@ -134,6 +143,47 @@ def test_a_kill_in_the_middle_of_a_stream_is_no_end_and_frees_the_port(fault):
     )
 
 
+@pytest.mark.slow
+def test_the_command_itself_writes_nothing_and_serves_again(fault, tiny, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folders = [shutil.copytree(tiny, tmp_path / "m"), tmp_path / "home", tmp_path / "tmp", tmp_path / "here"]
+    for folder in folders[1:]:
+        folder.mkdir()
+    before = contents(tmp_path)
+    command = [sys.executable, "-m", "irminsul", "serve", "../m", "--port", str(port), "--pool-tokens", "2048"]
+    places = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    body = {"model": "m", "prompt": list(range(3, 200)), "temperature": 0, "ignore_eos": True}
+    texts = []
+    for _ in range(2):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=tmp_path / "here", env=os.environ | places
+        ) as process:
+            try:
+                url = process.stdout.readline().split()[-1]
+                whole = httpx.post(f"{url}/completions", json=body | {"max_tokens": 20}, timeout=60)
+                texts.append(whole.json()["choices"][0]["text"])
+                streaming = body | {"max_tokens": 800, "stream": True}
+                with httpx.stream("POST", f"{url}/completions", json=streaming, timeout=60) as response:
+                    lines = response.iter_lines()
+                    next(lines)
+                    process.kill()
+                    with pytest.raises(httpx.TransportError):
+                        list(lines)
+            finally:
+                process.kill()
+        assert process.returncode == -signal.SIGKILL
+        assert contents(tmp_path) == before
+    assert texts[0] == texts[1]
+    fault(
+        "kill -9 of `irminsul serve CHECKPOINT` in the middle of a stream, and the same command again, twice",
+        "no file was made or changed in its home, its folder for temporary files, its checkpoint or where it ran; "
+        "it serves at once, with the same text for the same prompt",
+        "the rest of these answers; the cache, which is in memory only",
+    )
+
+
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_harms_no_answer(fault):
     change = "engine.answer = None"  # the engine fails, and the server logs a traceback
     with Path("/dev/full").open("w") as full, serving(change=change, stderr=full.fileno()) as (process, url):

@@ -1,13 +1,16 @@
 """What a server needs at its start and does not get: one sentence each."""
 
+import logging
 import shutil
 import socket
 
 import pytest
 from fuzzing import irminsul
+from numba.core.caching import FunctionCache
 
 from irminsul.checkpoints import smollm2
 from irminsul.checkpoints.build_directory import file_sha256
+from irminsul.compiled import compiled
 
 PLENTY = 100
 
@@ -60,3 +63,16 @@ def test_a_checkpoint_that_is_not_there(fault, tmp_path):
     told = irminsul("serve", tmp_path / "absent", seconds=PLENTY)
     assert f"'{tmp_path / 'absent'}' is neither a checkpoint directory nor a built-in model" in told.sentence
     fault("`irminsul serve` on a folder that is not there", f"exit status 1: {told.sentence}")
+
+
+def test_no_place_for_compiled_code(fault, monkeypatch, caplog):
+    """As in a read-only image without a home: numba finds no directory that it could write to, and raises."""
+    monkeypatch.setattr(FunctionCache._impl_class, "_locator_classes", [])
+    with pytest.raises(RuntimeError, match="no locator available"):
+        FunctionCache(test_no_place_for_compiled_code)
+    with caplog.at_level(logging.WARNING):
+        doubled = [compiled(lambda x: 2 * x), compiled(lambda x: 2 * x)][1]
+    assert doubled(21) == 42
+    (said,) = caplog.messages
+    assert "NUMBA_CACHE_DIR" in said
+    fault("any command where neither the package nor a home can be written", f"works, and warns once: {said}")

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -250,3 +251,36 @@ def test_a_refused_flag_ends_the_server_with_a_sentence(checkpoint, tmp_path):
     assert (
         "irminsul: --enable-streaming-session True is not supported: a session's rows are not in the" in log.read_text()
     )
+
+
+BROKEN = {
+    "its module cannot be imported": ("", "raise ImportError('broken')", "Registered backends: []"),
+    "activate() raises behind the backend, before the hooks": (
+        "    register_radix_cache_backend(BACKEND, build_cache)",
+        "    raise RuntimeError('broken')",
+        "PrefillAdder.add_one_req was not hooked; SGLang's log says why",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_plugin_that_cannot_be_loaded_ends_the_server(tiny_checkpoint, tmp_path, record_property, what):
+    after, statement, sentence = BROKEN[what]
+    shutil.copytree(SOURCE / "irminsul", tmp_path / "irminsul")
+    plugin = tmp_path / "irminsul" / "sglang" / "plugin.py"
+    head, found, rest = plugin.read_text().partition(after) if after else ("", "", plugin.read_text())
+    assert found == after
+    plugin.write_text(f"{head}{found}\n{statement}\n{rest}")
+    flags = ("--load-format", "dummy", "--skip-tokenizer-init", "--context-length", "4096")
+    log = tmp_path / "log"
+    path = os.pathsep.join([str(HOST), str(tmp_path), *sys.path])
+    process, address = start(tiny_checkpoint, log, *flags, PYTHONPATH=path)
+    try:
+        assert process.wait(START_LIMIT_S) != 0
+    finally:
+        process.kill()
+    assert sentence in log.read_text()
+    with httpx.Client(base_url=address) as client:
+        assert not answers(client)
+    done = f"SGLang with --radix-cache-backend irminsul, where the plugin is broken: {what}"
+    record_property("fault", (done, f"SGLang logs the plugin's error; then the server ends: {sentence}", "nothing"))
