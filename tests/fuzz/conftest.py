@@ -8,7 +8,7 @@ import pytest
 # The server's stand-in engine and the tokenizers of its tests.
 sys.path.append(str(Path(__file__).parents[1] / "server"))
 
-from fuzzing import FULL, figures, irminsul, write
+from fuzzing import SOAK, figures, irminsul, write
 
 
 @pytest.fixture(scope="session")
@@ -30,5 +30,5 @@ def compiled(tokenizer_directory, tmp_path_factory):
 
 
 def pytest_terminal_summary(terminalreporter):
-    if FULL:
+    if SOAK:
         terminalreporter.write_line(str(figures))

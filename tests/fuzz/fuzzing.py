@@ -1,6 +1,7 @@
 """What the fuzzers share: how many inputs they try, a clock that no input may outrun, and the command line in-process.
 
-``IRMINSUL_TEST_EXAMPLES`` is how many inputs each fuzzer tries; the default keeps the suite short.
+``IRMINSUL_TEST_EXAMPLES`` is how many inputs each fuzzer tries; the default keeps the suite short, 100 take about a
+minute. From 1,000 on the named cases have their full size, too.
 """
 
 import contextlib
@@ -16,9 +17,10 @@ from hypothesis import HealthCheck, settings
 
 from irminsul import cli
 
-FULL = "IRMINSUL_TEST_EXAMPLES" in os.environ
-"""Whether named cases have their full size, too."""
+SOAK = "IRMINSUL_TEST_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("IRMINSUL_TEST_EXAMPLES", "10"))
+FULL = EXAMPLES >= 1000
+"""Whether named cases have their full size; in a shorter soak they have a tenth of it."""
 SECONDS = 1.0
 """Processor time that one small input may take: wall time would measure the machine's other work, too."""
 

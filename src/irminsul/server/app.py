@@ -20,8 +20,8 @@ from irminsul.server.runner import Engine, EngineRunner
 from irminsul.server.service import Service
 
 DEFAULT_MAX_TOKENS = 1024
-MAX_BODY_BYTES = 4 * 2**20
-"""A prompt of half a million tokens fits; what is read of JSON holds up the other requests meanwhile."""
+MAX_BODY_BYTES = 2 * 2**20
+"""A prompt of a quarter of a million tokens fits. Reading JSON holds up other requests, up to half a second a MiB."""
 BODY_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
 _LAST_PORT = 65535
