@@ -13,7 +13,12 @@ from pathlib import Path
 import httpx
 import pytest
 from disk import contents
+from fake_engine import FakeEngine
+from server_fakes import byte_level_tokenizer, running
 from serving import serving, stream
+
+from irminsul.server.app import create_app
+from irminsul.server.runner import EngineRunner
 
 STREAMS = 16
 DONE = "data: [DONE]"
@@ -95,6 +100,18 @@ def test_what_outlasts_the_drain_time_breaks_off(fault):
         "broke them off after the stated time, none with a false end, exit status 0",
         "the rest of these answers",
     )
+
+
+def test_who_comes_while_the_engine_ends_is_told_when_to_come_again(fault):
+    runner = EngineRunner(FakeEngine(lambda request: [65], eos=0))
+    with running(create_app(runner, byte_level_tokenizer(), model_name="tiny")) as url:
+        runner.close()
+        body = {"model": "tiny", "prompt": [72], "max_tokens": 3}
+        answers = [httpx.post(f"{url}/v1/completions", json=body | {"stream": stream}) for stream in (False, True)]
+    for answer in answers:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "shutting_down"
+    fault("a request that was let in, but meets an engine that ends", "503 with Retry-After: 1")
 
 
 @pytest.mark.parametrize(
