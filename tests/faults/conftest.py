@@ -1,6 +1,10 @@
 """Shared by the faults: what each test tells of itself, and the table of all that was tried.
 
-    python -m pytest tests/faults [tests/sglang/test_broken_plugin.py] --faults-table results/faults.md
+    python -m pytest tests/faults --faults-table FILE
+
+With SGLang installed, as `make test-sglang` does, what is done to the plugin belongs to it:
+
+    python -m pytest tests/faults tests/sglang/test_server.py -k 'faults or loaded' --faults-table results/faults.md
 
 Each test tells what was done, what the program did and what was lost (``fault``); a failed test counts as lost. The
 table is written from these at the end of the run.
@@ -11,7 +15,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,8 +27,6 @@ sys.path += [str(Path(__file__).parents[1] / area) for area in ("server", "fuzz"
 
 NOTHING = "nothing"
 _NAME = "fault"
-_rows: list[tuple[str, str, str]] = []
-_counts: Counter[str] = Counter()
 
 
 @pytest.fixture
@@ -75,33 +76,35 @@ def pytest_addoption(parser):
     parser.addoption("--faults-table", type=Path, help="write what was tried, survived and lost, as Markdown")
 
 
-def pytest_runtest_logreport(report):
-    told = [value for name, value in report.user_properties if name == _NAME]
-    if report.when == "call" and (told or report.failed):
-        _counts["survived" if report.passed else "lost"] += 1
-        _rows.extend(told if report.passed else [(report.nodeid, "**the test failed**", "**unknown**")])
-
-
 def pytest_terminal_summary(terminalreporter, config):
-    if not _rows:
+    passed, failed, broken = (terminalreporter.stats.get(outcome, []) for outcome in ("passed", "failed", "error"))
+    # The rest of a suite tells of its own failures.
+    failed = [report for report in (*failed, *broken) if "tests/faults/" in report.nodeid]
+    rows = [row for report in passed for row in _told(report)]
+    if not rows:
         return
-    nothing = sum(lost == NOTHING for _, _, lost in _rows)
+    rows += [(report.nodeid, "**the test failed**", "**unknown**") for report in failed]
+    nothing = sum(lost == NOTHING for _, _, lost in rows)
     line = (
-        f"faults: {len(_rows)} tried in {_counts.total()} tests, {_counts['lost']} tests failed; nothing lost in "
-        f"{nothing}, only what was being sent or logged in {len(_rows) - nothing}"
+        f"faults: {len(rows)} tried, {len(rows) - len(failed)} survived; nothing lost in {nothing}, only what was "
+        f"being sent, measured or logged in {len(rows) - nothing - len(failed)}, failed tests: {len(failed)}"
     )
     terminalreporter.write_line(line)
     if config.option.faults_table is not None:
-        config.option.faults_table.write_text(_table(line), encoding="utf-8")
+        config.option.faults_table.write_text(_table(line, rows), encoding="utf-8")
 
 
-def _table(line):
+def _told(report):
+    return [value for name, value in report.user_properties if name == _NAME]
+
+
+def _table(line, rows):
     git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     about = (
         f"{dt.datetime.now(tz=dt.UTC).date()}, commit {git.stdout.strip()[:12] or 'unknown'}, {cpu_name()}, "
         f"{usable_cores()} cores, Python {platform.python_version()}; "
         f"`python -m pytest {' '.join(sys.argv[1:])}`."
     )
-    rows = [tuple(" ".join(cell.split()).replace("|", "\\|") for cell in row) for row in _rows]
+    rows = [tuple(" ".join(cell.split()).replace("|", "\\|") for cell in row) for row in rows]
     table = markdown_table(("what was done", "what irminsul did", "lost"), rows, numbers=False)
     return f"# Faults tried, survived and lost\n\n{line}. {about}\n\n{table}\n"
