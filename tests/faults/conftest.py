@@ -13,6 +13,7 @@ table is written from these at the end of the run.
 import datetime as dt
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def _table(line, rows):
     about = (
         f"{dt.datetime.now(tz=dt.UTC).date()}, commit {git.stdout.strip()[:12] or 'unknown'}, {cpu_name()}, "
         f"{usable_cores()} cores, Python {platform.python_version()}; "
-        f"`python -m pytest {' '.join(sys.argv[1:])}`."
+        f"`python -m pytest {shlex.join(sys.argv[1:])}`."
     )
     rows = [tuple(" ".join(cell.split()).replace("|", "\\|") for cell in row) for row in rows]
     table = markdown_table(("what was done", "what irminsul did", "lost"), rows, numbers=False)
