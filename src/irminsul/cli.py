@@ -50,6 +50,7 @@ _PATHS = (
     "shifted-carve128, shifted-run32, shifted-run128, shifted-run256, shifted-run512, derived, chained, control"
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MAX_TOLD = 1500
 _BUILT_IN = ("smollm2-mla", "smollm2-lossless")
 _MATCHERS = "fixed128, cdc, cdc_s1, anchored, anchored_s1, winnow32, winnow64, winnow128"
 
@@ -77,7 +78,10 @@ def main() -> None:
 
 
 def _printable(text: str) -> str:
-    """Write what a terminal would obey, or break the line at, as Python writes it in a string."""
+    """Write what a terminal would obey, or break the line at, as Python writes it in a string; not at any length."""
+    if len(text) > _MAX_TOLD:
+        # What a file holds is repeated by some libraries as it is; the beginning and the end say what is wrong.
+        text = f"{text[: _MAX_TOLD // 2]} ... {text[-_MAX_TOLD // 2 :]}"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -95,7 +95,7 @@ class Outcome:
             last = self.stderr.splitlines()[-1]
             assert last.startswith("irminsul: "), self.stderr
             assert last.isprintable(), last
-            assert len(last) < 2000, len(last)
+            assert len(last) < 3000, len(last)
             self.sentence = last.removeprefix("irminsul: ")
             figures.refused += 1
 

@@ -194,8 +194,7 @@ def test_damaged_results_are_shown_or_refused_by_line(tmp_path, lines):
 @given(damaged_json(SHAPE, OWN_SHAPE, SHAPE | {"model_type": "deepseek_v2"}))
 def test_a_damaged_config_of_a_checkpoint(tmp_path, data):
     write(tmp_path / "config.json", data)
-    sentence = refused(lambda: ModelConfig.from_checkpoint(tmp_path))
-    assert len(sentence) < 2000
+    refused(lambda: ModelConfig.from_checkpoint(tmp_path))
 
 
 SETTINGS = b"""mode = "live"
