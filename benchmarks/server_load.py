@@ -665,8 +665,8 @@ def main() -> None:
     """Load, judge and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default="smollm2-mla", help="directory or built-in name")
-    parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long clients come")
+    parser.add_argument("--clients", type=int, default=64, help="also the length of the queue")
     kill = parser.add_mutually_exclusive_group()
     kill.add_argument("--kill", action="store_const", const=0.0, dest="kill_from", help="clients hang up at random")
     kill.add_argument("--kill-from", type=float, metavar="MINUTES", help="the same, but only after so many minutes")
