@@ -165,6 +165,8 @@ class Log:
     burst: list[Outcome] = field(default_factory=list)
     samples: list[dict[str, float]] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
+    probed: int = 0
+    """Probes sent, whatever became of them."""
     killing: bool = False
     calm_outcomes: int = 0
     """Outcomes before the first client hung up."""
@@ -409,7 +411,9 @@ def generation(model: str, kind: str, tenant: str, **fields: Any) -> Drawn:  # n
 
 async def probe(http: httpx.AsyncClient, model: str, log: Log, limit_s: float) -> None:
     """Ask the fixed prompt in a namespace that nobody has used."""
-    salt = f"probe-{len(log.probes)}"
+    # Also of one that never came back: what it left must not be found.
+    log.probed += 1
+    salt = f"probe-{log.probed}"
     wanted = {"prompt": PROBE, "max_tokens": _PROBE_TOKENS, "ignore_eos": True, "cache_salt": salt}
     drawn = generation(model, "probe", "probe", **wanted)
     started = time.monotonic()
@@ -500,6 +504,8 @@ async def probe_again_and_again(http: httpx.AsyncClient, model: str, log: Log, l
     while True:
         await asyncio.sleep(_PROBE_SECONDS)
         await probe(http, model, log, limit_s)
+        last = log.samples[-1]["resident_mib"] if log.samples else float("nan")
+        print(f"minute {log.minute():.1f}: {len(log.outcomes)} requests ended, {last:.0f} MiB", flush=True)
 
 
 async def burst(http: httpx.AsyncClient, model: str, settings: Settings) -> list[Outcome]:

@@ -1,8 +1,10 @@
 """Programs that run one after another, each with a limit, a log and a word on how it ended."""
 
+import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -11,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import TypeAlias
 
 ROOT = Path(__file__).parent.parent
+
+_RUNNING: set[subprocess.Popen[bytes]] = set()
 
 Told: TypeAlias = dict[str, object]
 """What became of a step, for people and for steps.json."""
@@ -63,6 +67,9 @@ def run_steps(
     out.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + limit_s
     told: list[Told] = []
+    if current_thread() is main_thread():
+        # As Ctrl-C: what runs is ended, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     free: SimpleQueue[Place] = SimpleQueue()
     for place in places:
         free.put(place)
@@ -70,6 +77,7 @@ def run_steps(
 
     def run(step: Step, *, alone: bool) -> None:
         place = Place() if alone else free.get()
+        print(f"{step.name} ...", file=sys.stderr, flush=True)
         try:
             became = run_step(step, out, given, ends - time.monotonic(), place)
         finally:
@@ -85,8 +93,14 @@ def run_steps(
             run(step, alone=True)
     with ThreadPoolExecutor(len(places)) as threads:
         running = [threads.submit(run, step, alone=False) for step in steps if step.gpus <= 1]
-        for one in running:
-            one.result()
+        try:
+            for one in running:
+                one.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for process in list(_RUNNING):
+                end(process)
+            raise
     return int(any(one["ended"] != "well" for one in told))
 
 
@@ -113,13 +127,22 @@ def run_step(step: Step, out: Path, given: Mapping[str, Path], left_s: float, pl
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        _RUNNING.add(process)
         try:
             ended = "well" if process.wait(min(step.limit_s, left_s)) == 0 else f"with status {process.returncode}"
         except subprocess.TimeoutExpired:
             ended = "at its time limit"
-            os.killpg(process.pid, 9)
-            process.wait()
+        finally:
+            end(process)
+            _RUNNING.discard(process)
     return {"step": step.name, "ended": ended, "seconds": round(time.monotonic() - started, 1)}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a step, and whatever it has started and left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def command_of(step: Step, out: Path, given: Mapping[str, Path], place: Place) -> str:

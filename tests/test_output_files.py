@@ -86,3 +86,36 @@ def test_a_folder_in_whose_way_a_file_stands_is_refused(tmp_path):
     (tmp_path / "a.json").mkdir()
     with pytest.raises(InputError, match="is a directory"):
         require_folder(tmp_path, "a.json")
+
+
+def test_an_input_is_not_written_over(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("kept")
+    (tmp_path / "symlink").symlink_to(log)
+    (tmp_path / "hardlink").hardlink_to(log)
+    for name in ("log", "symlink", "hardlink"):
+        with pytest.raises(InputError, match=f"cannot write .*{name}: it is an input of this command"):
+            require_writable(tmp_path / name, inputs=[str(log)])
+    with pytest.raises(InputError, match="an input"):
+        require_writable(tmp_path / "absent", inputs=[tmp_path / "." / "absent"])
+    require_writable(tmp_path / "other", inputs=[log, "-", "f" * 400])
+    assert log.read_text() == "kept"
+
+
+def test_two_outputs_are_two_files(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    for one, other in [("new", "new"), ("new", "link"), ("link", "new")]:
+        with pytest.raises(InputError, match=f"{other}: it is the same file as .*{one}, another output"):
+            require_writable(tmp_path / one, tmp_path / other)
+
+
+def test_a_loop_of_links_and_a_dash_are_refused(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for refused in (lambda: require_writable(loop), lambda: replace_files({loop: b""})):
+        with pytest.raises(InputError, match=r"cannot write .*loop: Too many levels of symbolic links"):
+            refused()
+    assert loop.is_symlink()
+    require_writable(tmp_path / "new", inputs=[loop])
+    with pytest.raises(InputError, match="cannot write -: the standard output holds the tables"):
+        require_writable(Path("-"))

@@ -110,7 +110,9 @@ def serve(
     page_size: Annotated[int, typer.Option(min=1, help="Token rows in a page.")] = 1,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed in one step.")] = 1024,
     max_running: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Requests that may queue; more are answered 429.")] = 256,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait for the engine's next step; more are answered 429.")
+    ] = 256,
     min_run: Annotated[int, typer.Option(min=1, help="Shortest shifted run, in tokens.")] = 64,
     recompute: Annotated[int, typer.Option(min=0, help="Leading tokens of each run to compute anyway.")] = 0,
     device: DeviceOption = "cpu",

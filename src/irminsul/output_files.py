@@ -6,15 +6,27 @@ killed process leaves is that other file, `.NAME.PROCESS.part`, which nothing re
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from irminsul.errors import InputError
 
 
-def require_writable(*paths: Path) -> None:
-    """Raise InputError unless each path names a regular file that can be written, or none in a directory that can."""
+def require_writable(*paths: Path, inputs: Iterable[Path | str] = ()) -> None:
+    """Refuse what a command cannot write, or must not.
+
+    Args:
+        paths: what the command writes.
+        inputs: files that it reads.
+
+    Raises:
+        InputError: a path names no regular file that can be written, nor none in a directory that can; or an input or
+            another of the paths, be it through links.
+    """
+    taken = {_identity(path): "it is an input of this command" for path in inputs}
     for path in paths:
+        if str(path) == "-":
+            raise InputError("cannot write -: the standard output holds the tables; name a file")
         with _as_input_error(path):
             if path.is_dir():
                 raise InputError(f"cannot write {path}: it is a directory")
@@ -24,6 +36,12 @@ def require_writable(*paths: Path) -> None:
                 raise InputError(f"cannot write {path}: there is no directory {path.parent}")
             if path.exists() and not os.access(path, os.W_OK):
                 raise InputError(f"cannot write {path}: it is read-only")
+            with suppress(FileNotFoundError):
+                # A loop of links: an OSError here, whereas Path.resolve raises it or not by the version of Python.
+                path.stat()
+            if _identity(path) in taken:
+                raise InputError(f"cannot write {path}: {taken[_identity(path)]}")
+            taken[_identity(path)] = f"it is the same file as {path}, another output of this command"
             probe = _beside(path)
             probe.touch()
             probe.unlink()
@@ -71,6 +89,15 @@ def _staged(paths: Iterable[Path]) -> Iterator[dict[Path, Path]]:
     finally:
         for complete in staged.values():
             complete.unlink(missing_ok=True)
+
+
+def _identity(path: Path | str) -> object:
+    """Return what is equal for two names of one file, which need not exist."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
 
 
 def _beside(path: Path) -> Path:

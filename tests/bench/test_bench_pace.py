@@ -80,6 +80,18 @@ def test_of_the_calls_that_may_start_the_first_starts():
     assert order == [0, 2, 1], "a session that pauses keeps nobody else waiting"
 
 
+def test_no_more_tasks_than_calls():
+    alive = []
+
+    async def send(index):
+        alive.append(len(asyncio.all_tasks()))
+
+    with asyncio.Runner() as runner:
+        runner.run(replay(load_of(range(3)), AtOnce(10**9), NO_PAUSE, 0, send))
+    assert len(alive) == 3
+    assert max(alive) <= 3 + 1, "the calls' and that of the replay"
+
+
 def test_open_arrivals_do_not_wait_for_answers():
     spans, _ = replayed(range(50), PerSecond(2), takes=lambda index: 1000)
     assert np.allclose([start for start, _ in spans], arrivals(50, 2, seed=0))

@@ -89,3 +89,13 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         main()
     assert "cannot read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["blocks.jsonl", "requests.jsonl.gz"])
+def test_the_page_is_not_written_over_the_results(tmp_path, monkeypatch, capsys, name):
+    (tmp_path / "blocks.jsonl").write_text("")
+    monkeypatch.setattr(sys, "argv", ["irminsul", "bench", "report", str(tmp_path), "--html", str(tmp_path / name)])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert f"{name}: it is an input of this command" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["blocks.jsonl"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scripted_server import chat_events
 
-from irminsul.bench.results import read_blocks
+from irminsul.bench.results import only_writer, read_blocks
 from irminsul.cli import main
 from irminsul.errors import InputError
 
@@ -230,7 +230,7 @@ def test_a_server_that_goes_away_in_a_block(bench, scripted, log, tmp_path, numb
     )
     assert status == 1
     assert "went away (log.jsonl, 1 at once, s, repeat 1); this block is not kept" in printed.err
-    assert not (tmp_path / "out" / "blocks.jsonl").exists()
+    assert read_blocks(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
@@ -329,6 +329,19 @@ def test_pool_and_evictions_come_from_the_metrics(bench, scripted, log, tmp_path
     # SGLang's gauges do not hear of a flush: what they tell in front of a block is of what was flushed.
     assert first == pytest.approx({"occupied_after": 0.9, "slots": 1000, "evicted_tokens": 250})
     assert second["evicted_tokens"] == 50
+
+
+def test_one_command_at_a_time_writes_to_a_folder(bench, scripted, log, tmp_path):
+    server, out = scripted(), tmp_path / "out"
+    arguments = ["--server", f"s={server.url}", "--load", log(CALLS), "--out", out]
+    with only_writer(out):
+        status, printed = bench(*arguments)
+        assert status == 1
+        assert printed.err == f"irminsul: another irminsul bench serve is writing to {out}\n"
+        assert not server.paths
+    status, _ = bench(*arguments, "--concurrency", 10**9)
+    assert status == 0
+    assert [block["settings"]["pace"] for block in read_blocks(out)] == [f"{10**9} at once"]
 
 
 def test_an_interrupt_keeps_the_blocks_that_have_ended(scripted, log, tmp_path):

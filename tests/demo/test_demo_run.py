@@ -180,3 +180,11 @@ def test_the_command_replays_a_log_on_real_engines(checkpoint, log, tmp_path):
 def test_the_command_refuses_a_json_path_without_a_directory_before_it_runs(checkpoint, tmp_path):
     with pytest.raises(InputError, match="there is no directory"):
         demo_command(checkpoint=checkpoint, json_path=tmp_path / "absent" / "out.json")
+
+
+def test_the_command_does_not_write_over_a_trace(checkpoint, tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text("{}\n")
+    with pytest.raises(InputError, match=r"log.jsonl: it is an input of this command"):
+        demo_command(checkpoint=checkpoint, traces=[log], json_path=log)
+    assert log.read_text() == "{}\n"

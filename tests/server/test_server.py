@@ -14,6 +14,7 @@ from server_fakes import ANSWER, running, wait_until
 
 from irminsul.errors import InputError
 from irminsul.plan import Mode
+from irminsul.server import app as app_module
 from irminsul.server.app import create_app
 from irminsul.server.runner import EngineRunner
 
@@ -370,6 +371,32 @@ def test_long_bodies_are_refused_declared_or_not(engine, tokenizer):
         error(httpx.post(f"{url}/v1/completions", content=chunked, headers=headers), 413)
         short = {"model": "tiny", "prompt": "x" * 500}
         assert httpx.post(f"{url}/v1/completions", json=short).status_code == 200
+
+
+def test_large_bodies_together_are_bounded(engine, tokenizer, monkeypatch):
+    monkeypatch.setattr(app_module, "MAX_TOTAL_BODY_BYTES", 300_000)
+    app = create_app(EngineRunner(engine), tokenizer, model_name="tiny", max_body_bytes=200_000)
+    small = json.dumps({"model": "tiny", "prompt": [72], "max_tokens": 1})
+    large = small.ljust(150_000)
+    headers = {"content-type": "application/json"}
+    engine.hold()
+    with running(app) as url, concurrent.futures.ThreadPoolExecutor(4) as threads:
+
+        def post_body(body):
+            return threads.submit(httpx.post, f"{url}/v1/completions", content=body, headers=headers, timeout=30)
+
+        posted = [post_body(large) for _ in range(3)]
+        refused = next(concurrent.futures.as_completed(posted)).result()
+        error(refused, 429)
+        assert (refused.headers["retry-after"], refused.json()["error"]["code"]) == ("1", "overloaded")
+        answered = post_body(small)
+        wait_until(lambda: len(engine.submitted) == 3)
+        engine.release()
+        assert answered.result().status_code == 200
+        assert sorted(one.result().status_code for one in posted) == [200, 200, 429]
+        assert post_body(large).result().status_code == 200, "there is room again"
+        told = httpx.get(f"{url}/metrics").text
+    assert 'irminsul_http_answers_total{status="429"} 1.0' in told
 
 
 def test_the_key_is_asked_for_before_the_body_is_read(engine, tokenizer):

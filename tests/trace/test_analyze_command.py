@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,42 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(
     tokenizer = [] if "--tokenizer" in options else ["--tokenizer", str(bytes_directory)]
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(app, ["analyze", str(log_file), *tokenizer, *options], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_the_log_is_not_written_over(log_file: Path, bytes_directory: Path, tmp_path: Path, option: str) -> None:
+    before = log_file.read_bytes()
+    (tmp_path / "link").symlink_to(log_file)
+    for path, message in ((log_file, "input"), (tmp_path / "link", "input"), (Path("-"), "standard output")):
+        with pytest.raises(InputError, match=f"cannot write {path}: .*{message}"):
+            run(log_file, "--tokenizer", bytes_directory, option, path)
+    assert log_file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("redirection", "message"),
+    [
+        ('- --json "$LOG" < "$LOG"', "it is an input of this command"),
+        ("- <&-", "cannot read the standard input: it is"),
+    ],
+)
+def test_the_standard_input_is_an_input_and_may_be_closed(
+    log_file: Path, bytes_directory: Path, redirection: str, message: str
+) -> None:
+    before = log_file.read_bytes()
+    names = {"PYTHON": sys.executable, "TOKENIZER": str(bytes_directory), "LOG": str(log_file)}
+    ended = subprocess.run(
+        ["sh", "-c", f'"$PYTHON" -m irminsul analyze --tokenizer "$TOKENIZER" {redirection}'],
+        env=os.environ | names | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert log_file.read_bytes() == before
 
 
 def test_a_missing_log_is_refused(bytes_directory: Path) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from irminsul.bench.load import LoadOptions, read_load
 from irminsul.bench.report import markdown, write_html
-from irminsul.bench.results import ResultFiles, read_blocks
+from irminsul.bench.results import BLOCKS, REQUESTS, ResultFiles, only_writer, read_blocks
 from irminsul.bench.run import BenchConfig, check_servers, run
 from irminsul.bench.server import BenchError, parse_targets
 from irminsul.output_files import require_writable
@@ -27,16 +27,17 @@ def serve_command(
     """
     console = Console(stderr=True)
     targets = parse_targets(servers)
-    files = ResultFiles(out)
-    check_servers(targets, config)
-    made = [read_load(text, options) for text in loads]
-    try:
-        blocks = run(targets, made, config, files, console)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"interrupted; {out} has {len(files.blocks)} blocks, and the same command measures the rest", err=True
-        )
-        raise typer.Exit(_INTERRUPTED) from None
+    with only_writer(out):
+        files = ResultFiles(out)
+        check_servers(targets, config)
+        made = [read_load(text, options) for text in loads]
+        try:
+            blocks = run(targets, made, config, files, console)
+        except KeyboardInterrupt:
+            typer.echo(
+                f"interrupted; {out} has {len(files.blocks)} blocks, and the same command measures the rest", err=True
+            )
+            raise typer.Exit(_INTERRUPTED) from None
     typer.echo(markdown(files.blocks), nl=False)
     failed = sum(block["requests"] - block["succeeded"] for block in blocks)
     if failed:
@@ -51,6 +52,6 @@ def report_command(folder: Path, html: Path | None) -> None:
     """Print the tables of a folder's results, and write the page if it is asked for; InputError as ``read_blocks``."""
     blocks = read_blocks(folder)
     if html is not None:
-        require_writable(html)
+        require_writable(html, inputs=[folder / BLOCKS, folder / REQUESTS])
         write_html(html, blocks)
     typer.echo(markdown(blocks), nl=False)

@@ -115,6 +115,7 @@ async def _closed(predecessors: Sequence[int | None], at_once: int, pauses: Sequ
         if before is None:
             ready.put_nowait(index)
     left = end = len(predecessors)
+    workers = min(at_once, end)
 
     async def worker() -> None:
         nonlocal left
@@ -125,11 +126,11 @@ async def _closed(predecessors: Sequence[int | None], at_once: int, pauses: Sequ
                 _put_later(ready, follower, pauses[follower])
             left -= 1
             if left == 0:
-                for _ in range(at_once):
+                for _ in range(workers):
                     ready.put_nowait(end)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
+        for _ in range(workers):
             group.create_task(worker())
 
 

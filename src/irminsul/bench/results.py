@@ -4,12 +4,14 @@ A line is written when its block has ended and stays. What an interrupted write 
 requests without their block. The fields of a block are in docs/bench.md.
 """
 
+import fcntl
 import gzip
 import hashlib
 import json
 import os
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,6 +55,25 @@ class ResultFiles:
         except OSError as error:
             raise InputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
         self.blocks.append(block)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same from a folder, which is made if it is missing.
+
+    Raises:
+        InputError: another process has it, or it cannot be written to.
+    """
+    require_folder(folder, BLOCKS, REQUESTS)
+    with (folder / BLOCKS).open("ab") as file:
+        try:
+            # The kernel gives it up when the process ends, however it ends.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another irminsul bench serve is writing to {folder}") from None
+        except OSError as error:
+            raise InputError(f"cannot lock {folder / BLOCKS}: {error.strerror or error}") from error
+        yield
 
 
 def read_blocks(folder: Path) -> list[Block]:

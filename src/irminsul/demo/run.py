@@ -89,7 +89,7 @@ def demo_command(
         InputError: a log, the checkpoint, device, dtype or json_path cannot be used.
     """
     if json_path is not None:
-        require_writable(json_path)
+        require_writable(json_path, inputs=traces)
     tokenizer = load_tokenizer(checkpoint)
     # Encoded before the model is loaded: a bad log is refused at once.
     prompts = list(trace_prompts(traces, limit, tokenizer) if traces else scenario_prompts(tokenizer))

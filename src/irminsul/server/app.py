@@ -1,8 +1,10 @@
 """The server as a whole: the app, its socket, and an orderly end."""
 
 import asyncio
+import contextlib
+import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -12,7 +14,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from irminsul.errors import InputError
-from irminsul.server.asgi import LimitBody, RequireKey
+from irminsul.server.asgi import CountAnswers, LimitBody, RequireKey
 from irminsul.server.detokenize import Tokenizer
 from irminsul.server.protocol import ChatCompletion, Completion, ErrorBody
 from irminsul.server.refusals import register_error_handlers, wrong_key
@@ -22,6 +24,8 @@ from irminsul.server.service import Service
 DEFAULT_MAX_TOKENS = 1024
 MAX_BODY_BYTES = 2 * 2**20
 """A prompt of a quarter of a million tokens fits. Reading JSON holds up other requests, up to half a second a MiB."""
+MAX_TOTAL_BODY_BYTES = 16 * 2**20
+"""Of all requests together; what is made of them takes up to 30 times as much memory."""
 BODY_SECONDS = 30.0
 _KEEP_ALIVE_SECONDS = 75
 _LAST_PORT = 65535
@@ -62,9 +66,12 @@ def create_app(
         raise InputError("the API key must be printable ASCII, not empty, without spaces around it")
     service = Service(runner, tokenizer, model_name, default_max_tokens, require_tenant=require_tenant)
     app = FastAPI(title="irminsul", lifespan=service.lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.add_middleware(LimitBody, max_bytes=max_body_bytes, seconds=body_seconds)
+    max_total = max(MAX_TOTAL_BODY_BYTES, max_body_bytes)
+    app.add_middleware(LimitBody, max_bytes=max_body_bytes, max_total_bytes=max_total, seconds=body_seconds)
     if api_key is not None:
         app.add_middleware(RequireKey, key=api_key, refusal=wrong_key())
+    # The outermost: it sees refusals, too.
+    app.add_middleware(CountAnswers, count=service.counters.answered)
     register_error_handlers(app)
     # Named in the schema; FastAPI would promise a 422 of its own.
     errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in ("4XX", "5XX")}
@@ -133,23 +140,25 @@ def serve(
         timeout_graceful_shutdown=drain_seconds,
     )
     url = _url(listener)
-    server = _AnnouncedServer(config, lambda: typer.echo(f"irminsul serves {model_name} at {url}/v1"))
+    server = _AnnouncedServer(config, f"irminsul serves {model_name} at {url}/v1")
     try:
-        with listener:
+        with listener, _quiet_about(server):
             server.run(sockets=[listener])
     finally:
         runner.close()
 
 
 class _AnnouncedServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+    """Says when it takes requests, and when it ends."""
+
+    def __init__(self, config: uvicorn.Config, announcement: str) -> None:
         super().__init__(config)
-        self._announce = announce
+        self._announcement = announcement
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self._announce()
+        typer.echo(self._announcement)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second one: uvicorn's own takes two SIGTERM for one.
@@ -160,12 +169,35 @@ class _AnnouncedServer(uvicorn.Server):
         if self.should_exit and self.started:
             self.force_exit = True
             self._loop.call_soon_threadsafe(self._break_off)
+        elif self.started:
+            self._loop.call_soon_threadsafe(self._say_what_goes_on)
         self.should_exit = True
+
+    def _say_what_goes_on(self) -> None:
+        if (running := len(self.server_state.tasks)) > 0:
+            seconds = self.config.timeout_graceful_shutdown
+            typer.echo(f"irminsul ends: {running} requests may go on for {seconds} s; a second signal ends at once")
 
     def _break_off(self) -> None:
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+@contextlib.contextmanager
+def _quiet_about(server: uvicorn.Server) -> Iterator[None]:
+    """Keep out of the log that requests were cancelled which were broken off on purpose."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        cancelled = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+        return not (server.should_exit and (cancelled or "CancelledError" in record.getMessage()))
+
+    logger = logging.getLogger("uvicorn.error")
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def _listen(host: str, port: int) -> socket.socket:

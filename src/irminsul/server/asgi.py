@@ -84,16 +84,27 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class LimitBody:
-    """Middleware: a body longer than ``max_bytes`` is 413, whether its length is declared or not.
+_LARGE_BODY = 64 * 2**10
+_PAUSE_SECONDS = 0.02
+_SOON = {"retry-after": "1"}
 
-    One of which nothing comes for ``seconds`` is 408.
+
+class LimitBody:
+    """Middleware: bounds bodies, one by one and together.
+
+    A body longer than ``max_bytes`` is 413, whether its length is declared or not. One of which nothing comes for
+    ``seconds`` is 408. While the bodies of all requests hold more than ``max_total_bytes``, further large ones are 429:
+    what is made of a body takes many times its length. Large ones are handed on one at a time, so that the others are
+    served in between: while one is read, which is up to a second, nobody is.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_total_bytes: int, seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
         self._seconds = seconds
+        self._held = 0
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a counting ``receive``."""
@@ -106,18 +117,30 @@ class LimitBody:
             if int(declared) > self._max_bytes:
                 raise self._too_long()
             # Behind the body comes the hang-up, which may take its time.
+            if whole:
+                return await receive()
             try:
-                async with asyncio.timeout(None if whole else self._seconds):
+                async with asyncio.timeout(self._seconds):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, f"nothing came of the body for {self._seconds:g} seconds") from None
             whole = not message.get("more_body", False)
-            read += len(message.get("body", b""))
+            length = len(message.get("body", b""))
+            read, self._held = read + length, self._held + length
             if read > self._max_bytes:
                 raise self._too_long()
+            if read > _LARGE_BODY:
+                if self._held > self._max_total_bytes:
+                    raise HTTPException(429, "too many large bodies at once", headers=_SOON)
+                if whole:
+                    async with self._turn:
+                        await asyncio.sleep(_PAUSE_SECONDS)
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= read
 
     def _too_long(self) -> HTTPException:
         return HTTPException(413, f"the body is longer than {self._max_bytes} bytes")
@@ -139,6 +162,24 @@ class RequireKey:
             await self._refusal(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+class CountAnswers:
+    """Middleware: tells the status of every answer that begins."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[int], None]) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a ``send`` that looks."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._count(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

@@ -81,6 +81,9 @@ class ServerMetrics:
         self._requests = Counter(
             "irminsul_requests", "Accepted requests by how they ended", ["finish_reason"], registry=self.registry
         )
+        self._answers = Counter(
+            "irminsul_http_answers", "Answers by HTTP status; 429 is a full queue", ["status"], registry=self.registry
+        )
         # A label that was never seen is absent, and an absent counter breaks rates: name all of them at once.
         for source in ("prefix", "approximate_prefix", "shifted", "computed"):
             self._prompt_tokens.labels(source)
@@ -88,10 +91,16 @@ class ServerMetrics:
             self._plans.labels(shifted)
         for outcome in Outcome:
             self._requests.labels(outcome)
+        for status in (200, 400, 401, 429, 503):
+            self._answers.labels(str(status))
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def answered(self, status: int) -> None:
+        """Count an answer that begins."""
+        self._answers.labels(str(status)).inc()
 
     def planned(self, usage: Usage) -> None:
         """Count what one prompt reused."""

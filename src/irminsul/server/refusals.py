@@ -115,6 +115,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message = f"{request.url.path} does not take {request.method}"
     detail = ErrorDetail(message=message, type="invalid_request_error")
+    if error.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+        detail = ErrorDetail(message=message, type="overloaded_error", code="overloaded")
     return error_response(error.status_code, detail, error.headers)
 
 

@@ -90,7 +90,7 @@ class Service:
         self._speller = TokenSpeller(tokenizer)
         # Tokenizers are not made for several threads; a long prompt must not hold up the event loop either.
         self._encoding = ThreadPoolExecutor(1, "irminsul-encode")
-        self._metrics = ServerMetrics(lambda: runner.stats)
+        self.counters = ServerMetrics(lambda: runner.stats)
         self._model_name = model_name
         self._default_max_tokens = default_max_tokens
         self._require_tenant = require_tenant
@@ -147,7 +147,7 @@ class Service:
 
     async def metrics(self) -> Response:
         """Return Prometheus metrics."""
-        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(self.counters.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _respond(self, wish: Wish) -> Response | BaseModel:
         self._check_model(wish.body.model)
@@ -173,7 +173,7 @@ class Service:
         text = AnswerText(
             Detokenizer(self._tokenizer, prompt), StopStrings(wish.body.stop_strings), self._runner.eos_token_ids
         )
-        return Answer(await self._runner.generate(request), text, RequestTimer(self._metrics, wish.arrived))
+        return Answer(await self._runner.generate(request), text, RequestTimer(self.counters, wish.arrived))
 
     def _tenant(self, http: Request) -> str:
         """Return the tenant a client claims to be; who may claim what, a proxy in front of the server decides."""

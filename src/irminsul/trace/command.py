@@ -56,7 +56,13 @@ def analyze_command(
     """
     cost = MEASURED_H200 if cost_model is None else CostModel.from_file(cost_model)
     model = None if model_config is None else ModelCost.from_config(model_config)
-    require_writable(*(path for path in (outputs.json, outputs.html) if path is not None))
+    require_writable(
+        *(path for path in (outputs.json, outputs.html) if path is not None),
+        inputs=[
+            *("/dev/stdin" if name == STDIN else name for name in inputs.files),
+            *(path for path in (model_config, cost_model) if path is not None),
+        ],
+    )
     tokeniser = load_tokeniser(inputs.tokenizer)
     progress = Console(stderr=True)
     with reading_bar(progress, _bytes(inputs.files)) as advance:

@@ -249,6 +249,8 @@ class _ZstdFrames(io.RawIOBase):
 @contextmanager
 def _open(name: str, progress: Progress | None) -> Iterator[tuple[BinaryIO, tuple[type[Exception], ...]]]:
     """Open a log; also return the exceptions that mean damaged compressed data."""
+    if name == STDIN and sys.stdin is None:
+        raise InputError("cannot read the standard input: it is closed")
     with ExitStack() as stack:
         raw: BinaryIO = sys.stdin.buffer if name == STDIN else stack.enter_context(Path(name).open("rb"))
         counted = raw if progress is None else cast("BinaryIO", _Counted(raw, progress))
