@@ -15,6 +15,7 @@ a log with fewer sessions more calls each, about 128 in all.
 import argparse
 import json
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
@@ -44,7 +45,7 @@ Calls = Iterable[tuple[str, Prompt]]
 
 
 def main() -> None:
-    """Make what is missing, and list everything."""
+    """Make loads, and list them beside those that were made before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokenizer", required=True, help="a directory with tokenizer.json, of the model's vocabulary")
@@ -71,9 +72,12 @@ def main() -> None:
     }
     if unknown := set(arguments.only or ()) - set(makers):
         parser.error(f"no load {min(unknown)!r}; there are {', '.join(makers)}")
-    facts = {}
+    listed = arguments.out / "loads.json"
+    facts = json.loads(listed.read_text()) if listed.exists() else {}
     for name in arguments.only or makers:
         encoded = [(session, encode(prompt, tokeniser)) for session, prompt in makers[name]()]
+        if not encoded:
+            sys.exit(f"{name} has no call of at most {arguments.max_prompt_tokens:,} tokens")
         write(arguments.out / f"{name}.jsonl.zst", encoded)
         lengths = [len(tokens) for _, tokens in encoded]
         facts[name] = {
@@ -84,7 +88,7 @@ def main() -> None:
             "working_set": working_set([tokens for _, tokens in encoded]),
         }
         print(name, json.dumps(facts[name]), flush=True)
-    (arguments.out / "loads.json").write_text(json.dumps(facts, indent=1) + "\n")
+        listed.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def pattern_calls(pattern: str, prompt_tokens: int, marker: str | None) -> Calls:
@@ -119,7 +123,7 @@ def log_calls(path: Path, tokeniser: Tokeniser, max_prompt_tokens: int) -> Calls
     known: dict[str, list[Prompt]] = {}
     for call in read_calls([str(path)], AUTO, notes=Notes()):
         known.setdefault(f"{call.info.session} {call.info.thread}", []).append(call.prompt)
-    each = -(-LOG_CALLS // min(LOG_SESSIONS, len(known)))
+    each = -(-LOG_CALLS // max(1, min(LOG_SESSIONS, len(known))))
     taken = []
     for session, prompts in known.items():
         fitting = (prompt for prompt in prompts[::-1] if len(encode(prompt, tokeniser)) <= max_prompt_tokens)

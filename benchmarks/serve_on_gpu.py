@@ -97,6 +97,10 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=31000)
     parser.add_argument("--limit", type=float, default=float("inf"))
     arguments = parser.parse_args()
+    if not (arguments.loads / "loads.json").is_file():
+        parser.error(f"{arguments.loads} has no loads.json; benchmarks/serve_loads.py makes it")
+    # As Ctrl-C: the servers are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ends = time.monotonic() + arguments.limit
     arguments.out.mkdir(parents=True, exist_ok=True)
     failed = [name for name in arguments.studies if not run(name, arguments, ends)]
@@ -118,7 +122,9 @@ def run(name: str, arguments: argparse.Namespace, ends: float) -> bool:
         }
     complete = True
     for slots, of_pool in pools.items():
-        with servers({**FLAGS, "max_total_tokens": slots, **arguments.flags}, arguments.out, arguments.port) as urls:
+        with servers(
+            {**FLAGS, "max_total_tokens": slots, **arguments.flags}, arguments.out, arguments.port, ends
+        ) as urls:
             # Kernels are compiled for the first prompts; what this measures is thrown away.
             with tempfile.TemporaryDirectory() as folder:
                 bench(urls, [arguments.loads / "agent_meta-8K.jsonl.zst"], Path(folder), ends, "--concurrency", "1,4")
@@ -150,7 +156,7 @@ def bench(urls: dict[str, str], loads: list[Path], out: Path, ends: float, *opti
 
 
 @contextlib.contextmanager
-def servers(flags: dict[str, Any], logs: Path, port: int) -> Iterator[dict[str, str]]:
+def servers(flags: dict[str, Any], logs: Path, port: int, ends: float) -> Iterator[dict[str, str]]:
     """Start both servers, and end them; yields their addresses."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         (Path(folder) / "config.json").write_text(json.dumps(LITE))
@@ -170,7 +176,7 @@ def servers(flags: dict[str, Any], logs: Path, port: int) -> Iterator[dict[str, 
             stack.callback(end, started[name])
             urls[name] = f"http://127.0.0.1:{own['port']}"
         for name, process in started.items():
-            wait(urls[name], process, logs / f"{name}.log")
+            wait(urls[name], process, logs / f"{name}.log", min(ends, time.monotonic() + START_LIMIT_S))
         yield urls
 
 
@@ -183,9 +189,8 @@ def command_line(flags: dict[str, Any]) -> list[str]:
     return written
 
 
-def wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait(url: str, process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
     """Return when a server is healthy; SystemExit with the end of its log if it is not in time."""
-    deadline = time.monotonic() + START_LIMIT_S
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/health", timeout=10):  # noqa: S310
             return
