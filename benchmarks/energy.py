@@ -41,7 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from sglang_child import SglangEngine
 from sglang_equality import last_error, machine
-from sglang_ttft import HEAD, INSERTED, LITE, TAIL, describe
+from sglang_ttft import DUMMY, HEAD, INSERTED, LITE, TAIL, describe
 
 LEAST_REQUESTS = 5
 """Of a reading."""
@@ -163,12 +163,7 @@ MODELS = {
     ),
 }
 COMMON = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "attention_backend": "fa3",
-    "mem_fraction_static": 0.9,
+    **DUMMY,
     "max_total_tokens": 250_000,
     "log_level": "info",
 }

@@ -33,18 +33,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import serve_results
 from irminsul.bench.results import BLOCKS
-from sglang_ttft import LITE
+from sglang_ttft import DUMMY, LITE
 
 START_LIMIT_S = 300
 SERVERS = {"stock": {"SGLANG_PLUGINS": "none"}, "live": {}}
 """Variables of each."""
 FLAGS = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "attention_backend": "fa3",
-    "mem_fraction_static": 0.9,
+    **DUMMY,
     "enable_metrics": True,
     "enable_cache_report": True,
     # SGLang's CUDA graphs for fewer sizes: captured in seconds.

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scheduler_profile import DECODE, HOST, PREFILL, WAITING
 from sglang_child import SglangEngine
 from sglang_equality import machine
-from sglang_ttft import HEAD, INSERTED, LITE, TAIL, describe
+from sglang_ttft import DUMMY, HEAD, INSERTED, LITE, TAIL, describe
 
 PASSAGES = 8
 WARM_UP = 16
@@ -99,12 +99,7 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(LITE))
         flags = {
             "model_path": folder,
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "sampling_backend": "pytorch",
-            "grammar_backend": "none",
-            "attention_backend": "fa3",
-            "mem_fraction_static": 0.9,
+            **DUMMY,
             # The largest load with its donors, and a little: what earlier loads left is evicted.
             "max_total_tokens": (max(arguments.loads) + PASSAGES + 4) * (arguments.tokens + arguments.new_tokens),
             "log_level": "info",

@@ -76,6 +76,15 @@ LITE = {
     "v_head_dim": 128,
     "vocab_size": 102400,
 }
+DUMMY = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "attention_backend": "fa3",
+    "mem_fraction_static": 0.9,
+}
+"""Flags for a model without weights or tokenizer, on FlashAttention 3."""
 HEAD, INSERTED, TAIL, MIDDLE = 200, 37, 512, 32
 GAPS = (2, 5, 17)
 WARM_UP_TOKENS = 8000
@@ -95,12 +104,7 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(LITE))
         flags = {
             "model_path": folder,
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "sampling_backend": "pytorch",
-            "grammar_backend": "none",
-            "attention_backend": "fa3",
-            "mem_fraction_static": 0.9,
+            **DUMMY,
             "max_total_tokens": 250_000,
             "log_level": "info",
             **({} if arguments.graphs else {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}),
