@@ -33,7 +33,7 @@ def soak_steps(times: float) -> list[Step]:
             f"tests/operations/drive.py --seconds {30 * times:g} --bugs --json {{out}}",
             int(120 * times + 240),
         ),
-        Step("attacks", f"{PYTEST} tests/security", 400),
+        Step("attacks", f"{PYTEST} tests/security", 400, environment={"IRMINSUL_TEST_POISONING": "1"}),
         Step(
             "inputs",
             f"{PYTEST} tests/fuzz",

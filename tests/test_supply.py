@@ -76,7 +76,11 @@ def test_the_server_bounds_bodies_headers_and_what_it_writes(monkeypatch, tokeni
     assert (config.http, config.access_log, config.log_level) == ("h11", False, "warning")
     assert config.h11_max_incomplete_event_size is None, "h11's own bound of headers, 64 KiB"
     (limit,) = [one for one in config.app.user_middleware if one.cls is LimitBody]
-    assert limit.kwargs == {"max_bytes": app.MAX_BODY_BYTES, "seconds": app.BODY_SECONDS}
+    assert limit.kwargs == {
+        "max_bytes": app.MAX_BODY_BYTES,
+        "max_total_bytes": app.MAX_TOTAL_BODY_BYTES,
+        "seconds": app.BODY_SECONDS,
+    }
 
 
 @pytest.fixture

@@ -116,7 +116,12 @@ def refused(code, *headers, body=b'{"error": {"message": "too many"}}'):
     return lambda *_: [("status", code, headers, body)]
 
 
-IN_A_MINUTE = format_datetime(datetime.now(tz=UTC) + timedelta(seconds=60))
+def in_a_minute(*_):
+    """Refuse until a date, counted from when it is asked."""
+    date = format_datetime(datetime.now(tz=UTC) + timedelta(seconds=60))
+    return refused(429, ("retry-after", date))()
+
+
 FIRST, SECOND, *_ = chat_events()
 ABORTED = {"meta_info": {"finish_reason": {"type": "abort", "message": "no room"}}}
 
@@ -125,7 +130,7 @@ ABORTED = {"meta_info": {"finish_reason": {"type": "abort", "message": "no room"
     ("answer", "kind", "message", "wait"),
     [
         (refused(429, ("retry-after", "3")), "HTTP 429", "too many", 3),
-        (refused(429, ("retry-after", IN_A_MINUTE)), "HTTP 429", "too many", pytest.approx(60, abs=30)),
+        (in_a_minute, "HTTP 429", "too many", pytest.approx(60, abs=10)),
         (refused(503, ("retry-after", "soon"), body=b"<html>"), "HTTP 503", "<html>", 0),
         (refused(500, body=b'{"error": "broken"}'), "HTTP 500", "broken", 0),
         (lambda *_: ["drop"], "connection", "Server disconnected", 0),

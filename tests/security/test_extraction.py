@@ -163,7 +163,7 @@ def test_metrics_are_sums_over_all_tenants_and_name_none(served, probes):
     assert grown['irminsul_prompt_tokens_total{source="computed"}'] == 20
     exposition = httpx.get(f"{served}/metrics").text
     labels = set(re.findall(r'(\w+)="', exposition))
-    assert labels == {"source", "shifted", "finish_reason", "state", "le"}
+    assert labels == {"source", "shifted", "finish_reason", "state", "status", "le"}
     assert "victim" not in exposition
 
 

@@ -3,6 +3,8 @@
 Prefix, passage and question are random text here; the last test does it with words on the reference model.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -99,6 +101,9 @@ def test_poison_does_not_travel_from_prompt_to_prompt(clients, texts, words):
     assert second.shifted == 0, "the added text was computed behind a shifted hit"
 
 
+@pytest.mark.skipif(
+    "IRMINSUL_TEST_POISONING" not in os.environ, reason="takes half a minute; `make soak` sets IRMINSUL_TEST_POISONING"
+)
 @pytest.mark.checkpoint
 @pytest.mark.slow
 def test_with_words_on_the_reference_model():

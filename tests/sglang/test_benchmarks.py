@@ -14,7 +14,14 @@ from conftest import HOST, TINY
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "IRMINSUL_TEST_BENCHMARKS" not in os.environ,
+        reason="takes four minutes; set IRMINSUL_TEST_BENCHMARKS for the benchmarks of a GPU host on a CPU server",
+    ),
+]
 
 ON_CPU = {
     "device": "cpu",

@@ -59,7 +59,8 @@ def start(checkpoint, log, *flags, **environment):
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(checkpoint), "--port", str(port)]
     command += ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
     command += ["--grammar-backend", "none", "--disable-cuda-graph", "--dtype", "float32", "--context-length", "4096"]
-    command += ["--max-total-tokens", "4000", "--radix-cache-backend", "irminsul", *flags]
+    # An idle scheduler would take a core from the other tests.
+    command += ["--max-total-tokens", "4000", "--radix-cache-backend", "irminsul", "--sleep-on-idle", *flags]
     path = os.pathsep.join([str(HOST), *sys.path, str(SOURCE)])
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "IRMINSUL_SGLANG_ROW_KERNEL": "reference"}
     process = subprocess.Popen(
