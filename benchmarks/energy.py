@@ -41,7 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from sglang_child import SglangEngine
 from sglang_equality import last_error, machine
-from sglang_ttft import DUMMY, HEAD, INSERTED, LITE, TAIL, describe
+from sglang_ttft import DUMMY, HEAD, INSERTED, LITE, NO_GRAPHS, TAIL, describe
 
 LEAST_REQUESTS = 5
 """Of a reading."""
@@ -169,7 +169,6 @@ COMMON = {
 }
 STOCK = {"SGLANG_PLUGINS": "none"}
 """Environment of SGLang without the plugin."""
-NO_GRAPHS = {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}
 
 
 class ReadingError(Exception):

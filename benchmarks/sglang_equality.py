@@ -50,7 +50,7 @@ from typing import Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sglang_child import SglangEngine
-from sglang_ttft import LITE, commit, describe, fresh, gpu
+from sglang_ttft import LITE, NO_GRAPHS, commit, describe, fresh, gpu
 
 HOST = Path(__file__).parent.parent / "tests" / "sglang" / "host"
 FORCED_GAPS = (0, 1, 4, 16)
@@ -72,21 +72,20 @@ class Configuration:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-EAGER = {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}
 UP_PROJECTED = {"SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD": "0"}
 CONFIGURATIONS = {
-    "eager": Configuration(EAGER),
+    "eager": Configuration(NO_GRAPHS),
     # SGLang's default for both phases, captured for fewer sizes so that the start does not take minutes.
     "graphs": Configuration({"cuda_graph_max_bs_decode": 32, "cuda_graph_max_bs_prefill": 2048}),
-    "page64": Configuration({**EAGER, "page_size": 64}),
+    "page64": Configuration({**NO_GRAPHS, "page_size": 64}),
     "page64-graphs": Configuration(
         {"page_size": 64, "cuda_graph_max_bs_decode": 32, "cuda_graph_max_bs_prefill": 2048}
     ),
-    "no-overlap": Configuration({**EAGER, "disable_overlap_schedule": True}),
-    "absorbed": Configuration(EAGER, {"SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD": "1000000000"}),
-    "one-shot": Configuration(EAGER, UP_PROJECTED),
-    "chunked-kv": Configuration(EAGER, {**UP_PROJECTED, "SGLANG_MAX_KV_CHUNK_CAPACITY": "2048"}),
-    "mixed": Configuration({**EAGER, "enable_mixed_chunk": True, "chunked_prefill_size": 1024}),
+    "no-overlap": Configuration({**NO_GRAPHS, "disable_overlap_schedule": True}),
+    "absorbed": Configuration(NO_GRAPHS, {"SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD": "1000000000"}),
+    "one-shot": Configuration(NO_GRAPHS, UP_PROJECTED),
+    "chunked-kv": Configuration(NO_GRAPHS, {**UP_PROJECTED, "SGLANG_MAX_KV_CHUNK_CAPACITY": "2048"}),
+    "mixed": Configuration({**NO_GRAPHS, "enable_mixed_chunk": True, "chunked_prefill_size": 1024}),
 }
 RESOLVED = ("page_size", "chunked_prefill_size", "enable_mixed_chunk", "disable_overlap_schedule", "attention_backend")
 COMMON = {

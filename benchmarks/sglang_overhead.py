@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scheduler_profile import DECODE, HOST, PREFILL, WAITING
 from sglang_child import SglangEngine
 from sglang_equality import machine
-from sglang_ttft import DUMMY, HEAD, INSERTED, LITE, TAIL, describe
+from sglang_ttft import DUMMY, HEAD, INSERTED, LITE, NO_GRAPHS, TAIL, describe
 
 PASSAGES = 8
 WARM_UP = 16
@@ -47,7 +47,6 @@ MODES = (STOCK, "off", "observe", "live")
 PASSAGE, NOTHING = "passage", "nothing"
 GRAPHS = {"cuda_graph_max_bs_decode": 64, "cuda_graph_max_bs_prefill": 2048}
 """SGLang's default CUDA graphs, for the sizes that occur."""
-NO_GRAPHS = {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}
 COMPARED = (("off", STOCK), ("observe", "off"), ("observe", STOCK), ("live", STOCK))
 
 

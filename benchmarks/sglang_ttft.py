@@ -85,6 +85,7 @@ DUMMY = {
     "mem_fraction_static": 0.9,
 }
 """Flags for a model without weights or tokenizer, on FlashAttention 3."""
+NO_GRAPHS = {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}
 HEAD, INSERTED, TAIL, MIDDLE = 200, 37, 512, 32
 GAPS = (2, 5, 17)
 WARM_UP_TOKENS = 8000
@@ -107,7 +108,7 @@ def main() -> None:
             **DUMMY,
             "max_total_tokens": 250_000,
             "log_level": "info",
-            **({} if arguments.graphs else {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}),
+            **({} if arguments.graphs else NO_GRAPHS),
             **arguments.flags,
         }
         live_flags = {**flags, "radix_cache_backend": "irminsul"}

@@ -5,24 +5,13 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateSyntaxError
 
 from irminsul.errors import CheckpointError
 from irminsul.server.detokenize import Tokenizer
 from irminsul.server.protocol import ChatMessage, RequestError
+from irminsul.template_errors import COMPILING_ERRORS
 
-# What code inside a template raises on a conversation it was not written for (a missing field, None + text, ...).
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    SyntaxError,  # Python compiles what jinja2 makes of a template, and has limits of its own
-)
 _PROBE_KEY, _PROBE_VALUE = "irminsul_probe", "7"
 
 
@@ -71,7 +60,7 @@ class PromptEncoder:
             text = self._tokenizer.apply_chat_template(
                 conversation, tools=tools, add_generation_prompt=True, tokenize=False, tool_choice=tool_choice
             )
-        except _TEMPLATE_ERRORS as error:
+        except COMPILING_ERRORS as error:
             reason = str(error) or "not enough memory"
             raise RequestError(f"the chat template cannot render this: {reason}", param="messages") from error
         # The template has written the special tokens itself.
@@ -145,7 +134,7 @@ def _rendered_probe(tokenizer: Tokenizer, conversation: list[dict[str, Any]]) ->
         rendered = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     except TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
-    except _TEMPLATE_ERRORS:
+    except COMPILING_ERRORS:
         return ""
     assert isinstance(rendered, str), type(rendered)
     return rendered

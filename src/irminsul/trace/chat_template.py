@@ -27,22 +27,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from irminsul.errors import InputError
+from irminsul.template_errors import COMPILING_ERRORS, RENDERING_ERRORS
 from irminsul.trace.lines import LineError
 from irminsul.trace.messages import tool_call
 from irminsul.trace.pieces import Part, Piece, Split, called_tools, message_text, reasoning_text
 from irminsul.trace.records import Chat, Message, SpanKind, Tool
 
-# What code inside a template raises on a conversation it was not written for (a missing field, None + text, ...).
-_TEMPLATE_ERRORS = (
-    TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-)
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 
@@ -130,7 +120,7 @@ class ChatTemplate:
             )
             # Arguments that were parsed here may hold half of a surrogate pair, which is not text.
             text.encode()
-        except _TEMPLATE_ERRORS as error:
+        except RENDERING_ERRORS as error:
             reason = str(error) or "not enough memory"
             raise LineError(f"the chat template cannot render this conversation: {reason}") from error
         return text
@@ -337,8 +327,7 @@ def _compile(source: str) -> Any:  # noqa: ANN401 -- a jinja2 template
     environment.globals["raise_exception"] = _raise_exception
     try:
         return environment.from_string(source)
-    # Python compiles what jinja2 makes of it, and has limits of its own.
-    except (*_TEMPLATE_ERRORS, SyntaxError) as error:
+    except COMPILING_ERRORS as error:
         raise InputError(f"the chat template cannot be read: {error}") from error
 
 
