@@ -9,7 +9,8 @@ sessions, prompt tokens, and the tokens of its working set, that is of a tree th
 its own number of documents. ``edited-20``: eight sessions of twenty turns whose prompts keep the newest five tool
 results and a placeholder for each older one, so that nearly every turn edits its history. A log: of its first 32
 sessions (one agent's) with four calls or more of at most --max-prompt-tokens the last four of these calls, in turn; of
-a log with fewer sessions more calls each, about 128 in all.
+a log with fewer sessions more calls each, about 128 in all. ``logs-together``: of each of these loads the first half of
+its sessions, which come and go: a session begins at a random moment, and its next call follows at random.
 """
 
 import argparse
@@ -39,6 +40,8 @@ KEPT_RESULTS, TURNS, SESSIONS = 5, 20, 8
 LONGEST_RESULT = 8_000
 """Characters."""
 LOG_SESSIONS, LOG_CALLS = 32, 128
+PAUSE = 8.0
+"""Of ``logs-together``: mean time between two calls of a session, where one session begins in each unit of it."""
 
 Calls = Iterable[tuple[str, Prompt]]
 """Session and prompt of each."""
@@ -69,6 +72,11 @@ def main() -> None:
             path.name.split(".")[0]: lambda path=path: log_calls(path, tokeniser, arguments.max_prompt_tokens)
             for path in arguments.logs
         },
+        **(
+            {"logs-together": lambda: calls_together(arguments.logs, tokeniser, arguments.max_prompt_tokens)}
+            if arguments.logs
+            else {}
+        ),
     }
     if unknown := set(arguments.only or ()) - set(makers):
         parser.error(f"no load {min(unknown)!r}; there are {', '.join(makers)}")
@@ -133,6 +141,24 @@ def log_calls(path: Path, tokeniser: Tokeniser, max_prompt_tokens: int) -> Calls
         if len(taken) == LOG_SESSIONS:
             break
     return [call for call in chain.from_iterable(zip_longest(*taken)) if call is not None]
+
+
+def calls_together(paths: list[Path], tokeniser: Tokeniser, max_prompt_tokens: int) -> Calls:
+    """Return calls of all logs, as if their sessions came to one server."""
+    sessions: list[list[tuple[str, Prompt]]] = []
+    for path in paths:
+        of_log: dict[str, list[tuple[str, Prompt]]] = {}
+        for session, prompt in log_calls(path, tokeniser, max_prompt_tokens):
+            of_log.setdefault(session, []).append((f"{path.name} {session}", prompt))
+        sessions += list(of_log.values())[: -(-len(of_log) // 2)]
+    rng = random.Random("logs-together")
+    timed = []
+    for calls in sessions:
+        at = rng.uniform(0, len(sessions))
+        for call in calls:
+            timed.append((at, call))
+            at += rng.expovariate(1 / PAUSE)
+    return [call for _, call in sorted(timed, key=lambda one: one[0])]
 
 
 _ENCODED: dict[str, NDArray[np.int32]] = {}

@@ -5,13 +5,14 @@
 Needs SGLang 0.5.23 and loads made by benchmarks/serve_loads.py. Both servers run DeepSeek-V2-Lite's shape with dummy
 weights (time does not depend on them), FA3 and CUDA graphs, side by side on the GPU; one has work at a time. Each study
 is measured in a directory of its own (docs/bench.md), with every request, and summarised in DIR/STUDY.json
-(benchmarks/serve_results.py); what is measured already is not measured again. ``--limit``: seconds for everything, the
-servers' start included; a study that is cut short keeps its blocks.
+(benchmarks/serve_results.py); what is measured already is not measured again. Studies that need a pool of the same size
+share their servers. ``--limit``: seconds for everything, the servers' start included; a study that is cut short keeps
+its blocks.
 
   patterns   the five patterns at 8K, 17K, 32K and 64K, with and without markers, one request at a time
   sessions   eight sessions of twenty turns that edit their history, one and eight at a time
   logs       real agent logs, 1, 4, 8, 16 and 32 at a time
-  pressure   the same logs, four at a time, in a pool of a quarter of what they hold together
+  pressure   sessions of all logs that come and go, four calls at a time, in a pool of a quarter of what they hold
 """
 
 import argparse
@@ -62,7 +63,7 @@ class Study:
     concurrency: str = "1"
     repeats: int = 1
     share_of_working_set: float | None = None
-    """Size of the pool; None for one that holds everything."""
+    """Slots of the pool by tokens of the working set; None for a pool that holds everything."""
 
 
 PATTERN_LOADS = tuple(
@@ -75,7 +76,7 @@ STUDIES = {
     "patterns": Study(PATTERN_LOADS),
     "sessions": Study(("edited-20",), "1,8"),
     "logs": Study(LOGS, "1,4,8,16,32"),
-    "pressure": Study(LOGS, "4", repeats=2, share_of_working_set=0.25),
+    "pressure": Study(("logs-together",), "4", repeats=2, share_of_working_set=0.25),
 }
 
 
@@ -98,42 +99,56 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ends = time.monotonic() + arguments.limit
     arguments.out.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in arguments.studies if not run(name, arguments, ends)]
+    facts = json.loads((arguments.loads / "loads.json").read_text())
+    failed: list[str] = []
+    for slots, names in by_pool(arguments.studies, facts).items():
+        failed += run(slots, names, arguments, ends)
     if failed:
         print(f"not complete: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
 
 
-def run(name: str, arguments: argparse.Namespace, ends: float) -> bool:
-    """Run a study, on a pair of servers for each size of pool; say whether it is complete."""
-    study = STUDIES[name]
-    facts = json.loads((arguments.loads / "loads.json").read_text())
-    loads = [load for load in study.loads if load in facts and (arguments.only is None or load in arguments.only)]
-    if study.share_of_working_set is None:
-        pools = {ROOM: loads}
-    else:
-        pools = {
-            max(2 * LONGEST, int(study.share_of_working_set * facts[load]["working_set"])): [load] for load in loads
-        }
-    complete = True
-    for slots, of_pool in pools.items():
-        with servers(
-            {**FLAGS, "max_total_tokens": slots, **arguments.flags}, arguments.out, arguments.port, ends
-        ) as urls:
-            # Kernels are compiled for the first prompts; what this measures is thrown away.
-            with tempfile.TemporaryDirectory() as folder:
-                bench(urls, [arguments.loads / "agent_meta-8K.jsonl.zst"], Path(folder), ends, "--concurrency", "1,4")
-            complete &= bench(
+def by_pool(names: list[str], facts: dict[str, dict[str, int]]) -> dict[int, list[str]]:
+    """Return which studies run on a pool of how many slots.
+
+    Args:
+        names: of studies.
+        facts: of loads, by name.
+    """
+    pools: dict[int, list[str]] = {}
+    for name in names:
+        study, slots = STUDIES[name], ROOM
+        if study.share_of_working_set is not None:
+            held = max(facts[load]["working_set"] for load in study.loads)
+            slots = max(2 * LONGEST, int(study.share_of_working_set * held))
+        pools.setdefault(slots, []).append(name)
+    return pools
+
+
+def run(slots: int, names: list[str], arguments: argparse.Namespace, ends: float) -> list[str]:
+    """Run studies on one pair of servers; return those that are not complete."""
+    failed = []
+    flags = {**FLAGS, "max_total_tokens": slots, **arguments.flags}
+    with servers(flags, arguments.out, arguments.port, ends) as urls:
+        # Kernels are compiled for the first prompts; what this measures is thrown away.
+        with tempfile.TemporaryDirectory() as folder:
+            bench(urls, [arguments.loads / "agent_meta-8K.jsonl.zst"], Path(folder), ends, "--concurrency", "1,4")
+        for name in names:
+            study, out = STUDIES[name], arguments.out / name
+            loads = [load for load in study.loads if arguments.only is None or load in arguments.only]
+            complete = not loads or bench(
                 urls,
-                [arguments.loads / f"{load}.jsonl.zst" for load in of_pool],
-                arguments.out / name,
+                [arguments.loads / f"{load}.jsonl.zst" for load in loads],
+                out,
                 ends,
                 *("--concurrency", arguments.concurrency or study.concurrency, "--keep-requests"),
                 *("--repeats", str(arguments.repeats or study.repeats)),
             )
-        if (arguments.out / name / BLOCKS).exists():
-            serve_results.write(arguments.out / name, arguments.out / f"{name}.json")
-    return complete
+            if not complete:
+                failed.append(name)
+            if (out / BLOCKS).exists():
+                serve_results.write(out, arguments.out / f"{name}.json")
+    return failed
 
 
 def bench(urls: dict[str, str], loads: list[Path], out: Path, ends: float, *options: str) -> bool:

@@ -79,3 +79,24 @@ def test_every_load_of_a_study_is_one_that_can_be_made():
         f"{p}-{length}{s}" for p in serve_loads.PATTERNS for length in serve_loads.LENGTHS for s in ("", "-markers")
     }
     assert set(serve_on_gpu.PATTERN_LOADS) == made
+
+
+def test_studies_of_one_pool_share_their_servers_and_pressure_has_a_quarter():
+    facts = {"logs-together": {"working_set": 800_000}}
+    assert serve_on_gpu.by_pool(["patterns", "pressure", "logs"], facts) == {
+        serve_on_gpu.ROOM: ["patterns", "logs"],
+        200_000: ["pressure"],
+    }
+
+
+def test_sessions_of_logs_together_keep_their_order(tmp_path, monkeypatch):
+    calls = [(f"session-{at % 4}", f"{at:02}") for at in range(16)]
+    monkeypatch.setattr(serve_loads, "log_calls", lambda *_: iter(calls))
+    together = serve_loads.calls_together([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], None, 1000)
+    of_session = {}
+    for session, prompt in together:
+        of_session.setdefault(session, []).append(prompt)
+    # The first half of each log's sessions, each as it was, but not one after the other.
+    assert sorted(of_session) == [f"{log}.jsonl session-{at}" for log in "ab" for at in (0, 1)]
+    assert all(prompts == sorted(prompts) and len(prompts) == 4 for prompts in of_session.values())
+    assert len({session for session, _ in together[:4]}) > 1
