@@ -145,7 +145,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "MistralLarge3ForCausalLM",
         "Mistral-Large-3, Mistral-Small-4 without vision encoder",
         Support.SHAPE,
-        "Mistral-Small-4 in part (docs/sglang.md); with a vision encoder SGLang uses a class that is not listed",
+        "with a vision encoder SGLang uses a class that is not listed",
     ),
     Architecture(
         "DeepseekV32ForCausalLM", "DeepSeek-V3.2", Support.REFUSED, "DSA index keys cannot be turned in place"
@@ -279,7 +279,7 @@ Variables of SGLang's environment that must not be set:
 _PLACEMENTS = (
     (
         "tensor parallel (`--tp-size`)",
-        "allowed; ran on two GPUs, ranks agreed on all plans, answers not yet compared",
+        "allowed; on two GPUs the same plans, and the answers of stock SGLang where they should be",
         (
             "Every rank holds all rows and plans by itself, from equal state: the same requests in the same order, and "
             "an index whose seed the first rank draws and broadcasts. Each rank copies its own rows."
