@@ -169,6 +169,8 @@ COMMON = {
 }
 STOCK = {"SGLANG_PLUGINS": "none"}
 """Environment of SGLang without the plugin."""
+LIVE = {"IRMINSUL_SGLANG_MIN_SHARE": "0"}
+"""With it: a quarter of a prompt is copied here, too."""
 
 
 class ReadingError(Exception):
@@ -541,7 +543,7 @@ def run_model(
 
         engines = {False: start("stock", {}, STOCK)}
         if model.shifts:
-            engines[True] = start("live", {"radix_cache_backend": "irminsul"}, {})
+            engines[True] = start("live", {"radix_cache_backend": "irminsul"}, LIVE)
         for engine in engines.values():
             engine.wait()
         about = {

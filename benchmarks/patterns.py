@@ -15,8 +15,10 @@ with its own definitions of the patterns):
   Later calls hide it, because several headers have one length. So read the second call of each body, not the mean.
 
 Protocol: nothing here depends on the clock. Prompts only (replies are not cached), unbounded cache, each call served
-in time order; runs of at least 32 tokens, any number of them. The controls are cut and looked up by the few lines
-below and share no code with the replay; chunks of 32 to 512 tokens, equal token for token. Last line: one JSON object.
+in time order; runs of at least 32 tokens, any number of them, and all rows are donors; once more as the engines do it,
+with the shipped policy and no copies of rows that stand behind copied ones. The controls are cut and looked up by the
+few lines below and share no code with the replay; chunks of 32 to 512 tokens, equal token for token. Last line: one
+JSON object.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from numpy.typing import NDArray
 
 from irminsul.matching.cdc import MASK, MAX_CHUNK, MIN_CHUNK, cut_points, gear
 from irminsul.registry import MATCHERS
+from irminsul.trace.analysis import SHIPPED_MATCHER
 from irminsul.trace.pattern_text.library import LIBRARY_VERSION
 from irminsul.trace.patterns import PATTERNS, PatternCall, generate, marker_line
 from irminsul.trace.records import CallInfo, Chat, LoggedCall, TokenLog
@@ -44,6 +47,7 @@ from irminsul.trace.replay import (
     ORACLE_LENGTHS,
     PrefixReplay,
     ReplayConfig,
+    replay_live,
     replay_matcher,
     replay_oracle,
     replay_prefix,
@@ -71,6 +75,8 @@ class Row(NamedTuple):
     """Per matcher, % of the prompts that are the second of their body, reused as prefix or shifted."""
     oracle: dict[str, float]
     """Per run length, % of the tail."""
+    live: dict[str, float]
+    """The shipped setting as the engines carry it out."""
     computed: dict[str, float]
     """Per matcher, tokens of a mean prompt that are computed; markers lengthen prompts, so shares mislead there."""
 
@@ -111,7 +117,14 @@ def measure(log: TokenLog) -> Row:
         at_second[name] = percent(reused, prefix.prompt[second].sum())
     covered = replay_oracle(log, prefix, CONFIG, silent).covered
     oracle = {str(length): percent(covered[length].sum(), prefix.tail.sum()) for length in ORACLE_LENGTHS}
-    return Row(sizes(prefix), recovered, at_second, oracle, computed)
+    shipped = replay_live(log, SHIPPED_MATCHER, prefix, CONFIG, silent)
+    live = {
+        "recovered, % of the tail": percent(shipped.recovered.sum(), prefix.tail.sum()),
+        "computed, tokens a call": round(float(shipped.computed.mean())),
+        "gaps, p50": int(np.median(shipped.gaps)),
+        "approximate, % of prompt tokens": percent(shipped.approximate.sum(), prefix.prompt.sum()),
+    }
+    return Row(sizes(prefix), recovered, at_second, oracle, live, computed)
 
 
 def sizes(prefix: PrefixReplay) -> dict[str, float]:
@@ -225,6 +238,12 @@ def markdown(rows: dict[str, Row], controls: dict[str, Table], facts: dict[str, 
             "Markers make prompts longer and are found again themselves, so compare these where they are used.",
             "",
             *table([(name, row.computed) for name, row in rows.items()]),
+            "",
+            "## The shipped setting, as the engines carry it out",
+            "",
+            "Rows behind a copied one are approximate and never copied again; at most 16 runs; half or nothing.",
+            "",
+            *table([(name, row.live) for name, row in rows.items()]),
             "",
             "## The second call of each body: prefix and recovered tokens, % of these prompts",
             "",

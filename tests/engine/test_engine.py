@@ -145,13 +145,21 @@ def test_rows_behind_a_shifted_hit_are_found_by_their_session_only_and_never_as_
 
 def test_derived_rows_are_no_donors(model: MlaModel) -> None:
     engine = Engine(model, CONFIG)
-    body, only_derived = text(1, 150), text(2, 150)
+    body, only_derived = text(1, 150), text(2, 80)
     serve(engine, text(3, 40) + body)
     assert serve(engine, text(4, 64) + body + only_derived)[1].shifted == 150
     _, usage = serve(engine, text(5, 70) + only_derived + [9])
     assert usage.shifted == 0
     _, usage = serve(engine, text(6, 70) + body + [9])
     assert usage.shifted == 150, "the exact copy still is one"
+
+
+def test_a_text_of_which_less_than_half_is_known_is_computed_once_and_known_from_then_on(model: MlaModel) -> None:
+    engine = Engine(model, CONFIG)
+    known, new = text(1, 100), text(2, 160)
+    serve(engine, text(3, 40) + known)
+    assert parts(serve(engine, text(4, 64) + known + new)[1]) == (0, 0, 0, 324)
+    assert serve(engine, text(5, 70) + known + new + [9])[1].shifted == 260
 
 
 def test_a_session_keeps_its_history_over_many_turns(model: MlaModel) -> None:

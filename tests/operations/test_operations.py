@@ -76,7 +76,7 @@ def test_operations_that_can_be_shrunk(host):
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_many_operations(host):
-    counts, _ = drive(host, 1, operations=OPERATIONS, life=500)  # many short lives: more settings are met
+    counts, _ = drive(host, 3, operations=OPERATIONS, life=500)  # many short lives: more settings are met
     assert all(counts[f"operations: {name}"] for name in WEIGHTS)
     assert [case for case in CASES if not counts[case]] == []
 

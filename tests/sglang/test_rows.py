@@ -98,16 +98,31 @@ def test_a_session_of_twenty_turns_computes_only_what_is_new(make):
 
 
 def test_a_session_whose_head_changes_every_turn_copies_what_was_once_computed_exactly(make):
-    """Rows computed behind a shifted hit are no donors: what later turns add is computed whenever the head changes."""
+    """Rows computed behind a shifted hit are no donors: what later turns add is computed whenever the head changes.
+
+    When that is more than half, everything is computed once, and copied from then on.
+    """
     server = make(slots=8192)
     added = text(2, 400)
     server.serve(text(0, 100) + added)
-    for turn in range(1, 20):
+    for turn in range(1, 22):
         head, new = text(1000 + turn, 130), text(100 + turn, 15)
         added = added + new
         found = report(server.serve(head + added))
-        assert found["shifted_tokens"] == 400, turn
-        assert found["computed_tokens"] == 130 + 15 * turn, turn
+        copied = 400 if turn < 19 else 0 if turn == 19 else 400 + 15 * 19
+        assert found["shifted_tokens"] == copied, turn
+        assert found["computed_tokens"] == 130 + 400 + 15 * turn - copied, turn
+    server.check_identity()
+
+
+def test_a_prompt_longer_than_a_chunk_is_decided_as_a_whole(make):
+    """Of 1,630 tokens 600 are known: too few. Of what is left behind the first chunk they would be more than half."""
+    server = make(slots=8192, chunk=512)
+    server.serve(text(1, 100) + text(2, 600))
+    found = report(server.serve(text(3, 530) + text(2, 600) + text(4, 500)))
+    assert (found["shifted_tokens"], found["computed_tokens"]) == (0, 1630)
+    found = report(server.serve(text(5, 30) + text(2, 600) + text(4, 500)))
+    assert found["shifted_tokens"] == 1130 - 64 - 1, "all of it is a donor now"
     server.check_identity()
 
 
@@ -225,8 +240,8 @@ def test_log_probabilities_of_the_prompt_are_computed(make):
     server = make()
     server.serve(text(1, 100) + text(2, 400))
     assert report(server.serve(text(3, 130) + text(2, 400), return_logprob=True))["shifted_tokens"] == 399
-    from_200 = server.serve(text(4, 130) + text(2, 400), return_logprob=True, logprob_start_len=200)
-    assert report(from_200)["shifted_tokens"] == 70
+    from_450 = server.serve(text(4, 130) + text(2, 400), return_logprob=True, logprob_start_len=450)
+    assert report(from_450)["shifted_tokens"] == 320
 
 
 def test_a_full_pool_serves_without_a_plan(make):

@@ -92,7 +92,7 @@ def test_the_verdict_keeps_its_thresholds(prompt: int, prefix: int, recovered: i
     changed = replace(
         analysis,
         totals=replace(analysis.totals, prompt_tokens=prompt, prefix_tokens=prefix),
-        shipped=replace(analysis.shipped, recovered_tokens=recovered),
+        compute=replace(analysis.compute, tokens_now=prompt - prefix, tokens_then=prompt - prefix - recovered),
     )
     assert changed.worth is worth
 

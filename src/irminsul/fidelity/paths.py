@@ -53,7 +53,14 @@ class Path:
 
 
 SHIFTED = ReusePolicy(
-    carve_out=32, min_run=64, max_runs=16, gap_cost=16.0, recompute=0, min_recovered=0, approximate_prefix=True
+    carve_out=32,
+    min_run=64,
+    max_runs=16,
+    gap_cost=16.0,
+    recompute=0,
+    min_recovered=0,
+    min_share=0.0,
+    approximate_prefix=True,
 )
 """Written out, so that the paths keep their meaning when the engine's defaults change."""
 _RECOMPUTED = (8, 16, 32, 64)

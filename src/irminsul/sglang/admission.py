@@ -11,7 +11,7 @@ SGLang cuts it, and its rest is planned anew in the next step.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,7 @@ class Planner:
             state.inherited, state.found = state.derived_from, self._find(req, state)
             if not req.retracted_stain:
                 state.steps = []
-        plan = self._plan(req, state)
+        plan = self._plan(req, state, first=first)
         opened: OpenPlan | None = None
         if plan is None or state.mode is not Mode.LIVE or not plan.runs or not self._has_rows(adder, len(plan.gaps)):
             result = run()
@@ -185,17 +185,22 @@ class Planner:
                 self.close(whole)
         return (opened if opened is not None and opened.copies else None), result
 
-    def _plan(self, req: Any, state: ReuseState) -> ReusePlan | None:
+    def _plan(self, req: Any, state: ReuseState, *, first: bool) -> ReusePlan | None:
         if state.found is None:
             return None
-        n_tokens = len(req.full_untruncated_fill_ids)
-        return make_plan(
-            n_tokens,
-            prefix=req.prefix_len,
+        exact = req.prefix_len if state.derived_from is None else state.derived_from
+        plan = make_plan(
+            len(req.full_untruncated_fill_ids),
+            prefix=exact,
+            approximate_prefix=req.prefix_len - exact,
             runs=[run for run in state.found.runs if run.end > req.prefix_len],
             policy=self._policy,
             reuse_limit=_reuse_limit(req),
         )
+        if first and not plan.runs:
+            # Decided for the whole prompt: its rest, planned by itself, might seem worth what the whole is not.
+            state.found = replace(state.found, runs=[])
+        return plan
 
     def _find(self, req: Any, state: ReuseState) -> FoundRuns | None:
         """Search for a request, once for all its chunks, and while it waits again only if the index has changed."""

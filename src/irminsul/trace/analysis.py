@@ -27,11 +27,13 @@ from irminsul.trace.records import TokenLog
 from irminsul.trace.replay import (
     ORACLE_LENGTHS,
     SHIPPED,
+    LiveReplay,
     MatcherReplay,
     OracleReplay,
     PrefixReplay,
     Progress,
     ReplayConfig,
+    replay_live,
     replay_matcher,
     replay_oracle,
     replay_prefix,
@@ -206,6 +208,11 @@ class Analysis:
     """Tail tokens that only an earlier copy in the same tail covers; no matcher counts them."""
     matchers: tuple[MatcherSummary, ...]
     shipped: MatcherSummary
+    """As the engines do it, so derived rows are no donors; for ``matchers`` all rows are."""
+    approximate_calls: int
+    """Calls that would be answered on some approximate rows: copied ones, or computed behind copied ones."""
+    approximate_tokens: int
+    """Prompt tokens of these rows."""
     namespaces: tuple[NamespaceTotals, ...]
     """If there are several."""
     causes: CauseReport
@@ -222,12 +229,12 @@ class Analysis:
     @property
     def saved_share(self) -> float:
         """Prompt tokens that irminsul would save on top."""
-        return _share(self.shipped.recovered_tokens, self.totals.prompt_tokens)
+        return _share(self.compute.tokens_now - self.compute.tokens_then, self.totals.prompt_tokens)
 
     @property
     def saved_tail_share(self) -> float:
         """The same, of what prefix caching computes."""
-        return _share(self.shipped.recovered_tokens, self.totals.tail_tokens)
+        return _share(self.compute.tokens_now - self.compute.tokens_then, self.totals.tail_tokens)
 
     @property
     def worth(self) -> Worth:
@@ -273,7 +280,7 @@ def analyse(
         prefix = replay_prefix(log, config.replay, progress)
     kept = _sample(len(log), config.strips)
     with stages("irminsul as shipped") as progress:
-        shipped = replay_matcher(
+        shipped = replay_live(
             log, SHIPPED_MATCHER, prefix, config.replay, progress, policy=SHIPPED, keep_plans=frozenset(kept)
         )
     with stages("causes") as progress:
@@ -334,7 +341,7 @@ def _analysis(
     log: TokenLog,
     config: AnalysisConfig,
     prefix: PrefixReplay,
-    shipped: MatcherReplay,
+    shipped: LiveReplay,
     causes: CauseReport,
     ceilings: OracleReplay,
     matchers: tuple[MatcherSummary, ...],
@@ -365,6 +372,8 @@ def _analysis(
         repeat_tokens=int(ceilings.repeats.sum()),
         matchers=matchers,
         shipped=summarise(SHIPPED_MATCHER, shipped),
+        approximate_calls=int((shipped.approximate > 0).sum()),
+        approximate_tokens=int(shipped.approximate.sum()),
         namespaces=_namespaces(names, prefix, shipped),
         causes=causes,
         compute=_compute(prefix, shipped, model),
@@ -402,9 +411,8 @@ def _namespaces(names: Sequence[str], prefix: PrefixReplay, shipped: MatcherRepl
     return tuple(sorted((NamespaceTotals(*row) for row in rows), key=lambda row: (-row.prompt_tokens, row.name)))
 
 
-def _compute(prefix: PrefixReplay, shipped: MatcherReplay, model: ModelCost | None) -> ComputeSavings:
-    now = int(prefix.tail.sum())
-    then = now - int(shipped.recovered.sum())
+def _compute(prefix: PrefixReplay, shipped: LiveReplay, model: ModelCost | None) -> ComputeSavings:
+    now, then = int(prefix.tail.sum()), int(shipped.computed.sum())
     if model is None:
         return ComputeSavings(now, then, None, None, None)
     pairs = sum(map(computed_pairs, prefix.prefix.tolist(), prefix.prompt.tolist()))
@@ -413,9 +421,8 @@ def _compute(prefix: PrefixReplay, shipped: MatcherReplay, model: ModelCost | No
     )
 
 
-def _ttft(prefix: PrefixReplay, shipped: MatcherReplay, cost: CostModel) -> TtftEstimate:
-    totals, tails = prefix.prompt.tolist(), prefix.tail.tolist()
-    left = (prefix.tail - shipped.recovered).tolist()
+def _ttft(prefix: PrefixReplay, shipped: LiveReplay, cost: CostModel) -> TtftEstimate:
+    totals, tails, left = prefix.prompt.tolist(), prefix.tail.tolist(), shipped.computed.tolist()
     estimates = [
         (cost.estimate(tail, total), cost.estimate(rest, total))
         for total, tail, rest in zip(totals, tails, left, strict=True)

@@ -3,10 +3,14 @@
 Calls are served in order, each against what the calls before it left: exact prefix first, then the matcher on the rest,
 then the prompt (and its reply, where the log shows it) enters the cache. Slots are numbers here; no rows exist. One
 pass is made for each matcher, so that memory holds one index at a time.
+
+To compare matchers, every row is as good as any other (``replay_matcher``). The engines know better: rows behind a
+copied one are approximate, and nobody copies them again (``replay_live``).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +32,7 @@ from irminsul.trace.records import TokenisedCall, TokenLog, Tokens
 Progress = Callable[[int], None]
 """Called with the prompt tokens of each call served."""
 
-COMPARED = ReusePolicy(carve_out=32, min_run=32, max_runs=1_000_000, gap_cost=0)
+COMPARED = ReusePolicy(carve_out=32, min_run=32, max_runs=1_000_000, gap_cost=0, min_share=0)
 """For comparing matchers with the oracle: every run of 32 tokens counts, whatever it costs."""
 
 SHIPPED = ReusePolicy()
@@ -90,6 +94,16 @@ class MatcherReplay:
     """How far each run moved, shape [runs]."""
     plans: dict[int, ReusePlan] = field(default_factory=dict)
     """Plans of the calls that were asked for."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LiveReplay(MatcherReplay):
+    """What the engines do with a log, for each call."""
+
+    computed: NDArray[np.int64]
+    """Tokens neither cached nor copied, shape [calls]."""
+    approximate: NDArray[np.int64]
+    """Prompt tokens whose rows are approximate: copied ones, and all that are computed behind them; shape [calls]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +182,50 @@ def replay_matcher(
         progress(len(call.tokens))
     return MatcherReplay(
         recovered, gaps, pairs, np.array(lengths, dtype=np.int64), np.array(deltas, dtype=np.int64), plans
+    )
+
+
+def replay_live(
+    log: TokenLog,
+    name: str,
+    prefix: PrefixReplay,
+    config: ReplayConfig,
+    progress: Progress,
+    *,
+    policy: ReusePolicy = SHIPPED,
+    keep_plans: frozenset[int] = frozenset(),
+) -> LiveReplay:
+    """Serve a log as the engines do in mode live: derived rows continue their own text, and are never donors.
+
+    Without a bound the cache has a quarter more room than prefix caching takes, since a text may be held twice, exact
+    and derived. Arguments: see ``replay_matcher``.
+    """
+    cache = _LiveCache(config.cache_tokens or max(1, prefix.inserted_tokens * 5 // 4), name, log, config)
+    recovered, gaps, pairs, computed, approximate = (np.zeros(len(log), dtype=np.int64) for _ in range(5))
+    lengths: list[int] = []
+    deltas: list[int] = []
+    plans: dict[int, ReusePlan] = {}
+    for i, call in enumerate(log):
+        plan = cache.serve(call, policy)
+        recovered[i] = plan.tokens(SegmentKind.SHIFTED)
+        gaps[i] = len(plan.gaps)
+        pairs[i] = sum(computed_pairs(gap.start, gap.end) for gap in plan.gaps)
+        computed[i] = plan.tokens(SegmentKind.GAP)
+        approximate[i] = plan.n_tokens - plan.exact_end
+        lengths += [run.length for run in plan.runs]
+        deltas += [run.delta for run in plan.runs]
+        if i in keep_plans:
+            plans[i] = plan
+        progress(len(call.tokens))
+    return LiveReplay(
+        recovered,
+        gaps,
+        pairs,
+        np.array(lengths, dtype=np.int64),
+        np.array(deltas, dtype=np.int64),
+        plans,
+        computed=computed,
+        approximate=approximate,
     )
 
 
@@ -349,6 +407,58 @@ class _ReplayCache:
         slots = self._pool.allocate(count)
         assert slots is not None, "a prompt that fits the cache found no room"
         return slots
+
+
+class _LiveCache:
+    """The radix cache with derived rows, and the index of the exact ones, over slots that hold nothing."""
+
+    def __init__(self, capacity: int, name: str, log: TokenLog, config: ReplayConfig) -> None:
+        self._registry = Registry(capacity, matcher=name, seed=config.seed, special_tokens=log.special_ids.tolist())
+        self._listener = _PromptFirst(self._registry)
+        self._tree = RadixCache(capacity, listener=self._listener)
+        self._pool = SlotPool(capacity)
+        self._capacity = capacity
+        self._replies = config.replies
+
+    def serve(self, call: TokenisedCall, policy: ReusePolicy) -> ReusePlan:
+        """Plan a call and publish its rows, and those of its reply; what the cache cannot hold is left out."""
+        namespace, prompt = call.info.namespace, call.tokens
+        match = self._tree.match(namespace, prompt[:-1], derived=policy.approximate_prefix)
+        self._tree.lock(match.node)
+        held = np.concatenate([match.slots, match.derived_slots])
+        planned = partial(
+            make_plan,
+            len(prompt),
+            prefix=len(match.slots),
+            approximate_prefix=len(match.derived_slots),
+            policy=policy,
+        )
+        plan = planned(runs=self._registry.find(namespace, prompt, len(held)))
+        tokens = prompt if call.reply is None or not self._replies else np.concatenate([prompt, call.reply])
+        tokens = tokens[: self._capacity]
+        own = self._allocate(len(tokens) - len(held), plan)
+        if own is None:
+            # As the engines: a request that needs its donors' room gets it, and copies nothing.
+            plan = planned()
+            own = self._allocate(len(tokens) - len(held), plan)
+            assert own is not None, "a prompt that fits the cache found no room"
+        slots = np.concatenate([held, own])
+        # A reply is as exact as its prompt.
+        exact_end = plan.exact_end if plan.exact_end < len(prompt) else len(tokens)
+        self._listener.prompt_end = len(prompt)
+        insertion = self._tree.insert(namespace, tokens, slots, exact_end=exact_end)
+        self._tree.unlock(match.node)
+        taken = insertion.slots == slots
+        self._pool.free(own[~taken[len(held) :]])
+        return plan
+
+    def _allocate(self, count: int, plan: ReusePlan) -> NDArray[np.int32] | None:
+        """Find room for new rows while a plan's donors are locked."""
+        donors = [run.slots for run in plan.runs]
+        with self._tree.lock_rows(np.concatenate(donors) if donors else np.empty(0, dtype=np.int32)):
+            if count > self._pool.free_slots:
+                self._pool.free(self._tree.evict(count - self._pool.free_slots))
+            return self._pool.allocate(count)
 
 
 def _capacity(prefix: PrefixReplay, config: ReplayConfig) -> int:

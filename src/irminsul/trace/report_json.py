@@ -65,7 +65,12 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
         "variation_set_cardinality": _percentiles(analysis.cardinality),
         "oracle": {str(length): tokens for length, tokens in analysis.oracle.items()},
         "matchers": {matcher.name: _matcher(matcher, analysis) for matcher in analysis.matchers},
-        "shipped": {"matcher": analysis.shipped.name, **_matcher(analysis.shipped, analysis)},
+        "shipped": {
+            "matcher": analysis.shipped.name,
+            **_matcher(analysis.shipped, analysis),
+            "approximate_calls": analysis.approximate_calls,
+            "approximate_tokens": analysis.approximate_tokens,
+        },
         "namespaces": [vars(row) for row in analysis.namespaces],
         "causes": {
             "compared_calls": causes.compared_calls,

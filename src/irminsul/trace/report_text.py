@@ -31,7 +31,7 @@ APPROXIMATE = (
 CEILING = (
     "Ceiling: tokens behind the exact prefix in any run of at least 32, 64 or 128 tokens that the cache holds. The "
     "matchers are compared at runs of 32 or more, whatever a gap costs, so they can pass the ceilings for 64 and 128; "
-    "the shipped setting is the last row."
+    "the last row is the shipped setting, where rows behind a copied one are not copied again, as in the engines."
 )
 
 
@@ -128,7 +128,14 @@ def overview(analysis: Analysis) -> list[str]:
 def savings(analysis: Analysis) -> list[str]:
     """Return what turning irminsul on would save."""
     compute, ttft = analysis.compute, analysis.ttft
-    lines = [f"tokens to compute: {compute.tokens_now:,} now, {compute.tokens_then:,} with irminsul"]
+    lines = [
+        f"tokens to compute: {compute.tokens_now:,} now, {compute.tokens_then:,} with irminsul",
+        (
+            f"{analysis.approximate_calls:,} of {analysis.totals.calls:,} calls would be answered on approximate rows, "
+            f"{_percent(analysis.approximate_tokens, analysis.totals.prompt_tokens)} of prompt tokens: copied ones, "
+            "and what a session computes behind them"
+        ),
+    ]
     if compute.flops_now is not None and compute.flops_then is not None:
         lines.append(
             f"prefill FLOPs ({compute.model}): {compute.flops_now:.3g} now, {compute.flops_then:.3g} with irminsul"
