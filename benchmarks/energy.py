@@ -169,7 +169,7 @@ COMMON = {
 }
 STOCK = {"SGLANG_PLUGINS": "none"}
 """Environment of SGLang without the plugin."""
-LIVE = {"IRMINSUL_SGLANG_MIN_SHARE": "0"}
+LIVE = {"IRMINSUL_SGLANG_MIN_KNOWN": "0"}
 """With it: a quarter of a prompt is copied here, too."""
 
 

@@ -3,13 +3,13 @@
 Prediction: recomputing 32 tokens of each run costs a few per cent of what is recovered, because most recovered tokens
 lie in runs of hundreds of tokens; runs below 128 tokens are many and hold little.
 
-For ``min_share`` (written after an experiment on small logs): since rows behind a copied one are never donors, a plan
-that copies little costs more later than it saves now; at one half more tokens are recovered in all than at 0 wherever
-texts recur that share a part with others, and far fewer prompt tokens are approximate.
+For ``min_known`` (written after an experiment on small logs): since rows behind a copied one are never donors, copying
+a little in front of much new text costs more later than it saves now; at one half more tokens are recovered in all than
+at 0 wherever texts recur that share a part with others, and fewer prompt tokens are approximate.
 
     python benchmarks/policies.py LOG... [--token-cache DIR] [--json FILE]
 
-First all rows are donors, to see a knob by itself; then, for ``min_share``, as the engines do it. ``irminsul fidelity``
+First all rows are donors, to see a knob by itself; then, for ``min_known``, as the engines do it. ``irminsul fidelity``
 says what each knob is good for. The last line is one JSON object.
 """
 
@@ -24,7 +24,7 @@ from irminsul.trace.replay import ReplayConfig, replay_live, replay_matcher, rep
 from irminsul.trace.token_cache import read_token_log
 from irminsul.trace.tokenise import load_tokeniser
 
-PLAIN = ReusePolicy(carve_out=32, min_run=64, recompute=0, min_share=0)
+PLAIN = ReusePolicy(carve_out=32, min_run=64, recompute=0, min_known=0)
 POLICIES = {
     "plain": PLAIN,
     **{f"w{w}": replace(PLAIN, recompute=w) for w in (8, 16, 32, 64)},
@@ -50,7 +50,7 @@ def main() -> None:
         shares = (f"{100 * row[policy] / row['tail']:.1f} %" for policy in POLICIES)
         print(f"| {name} | {row['tail']:,} | " + " | ".join(shares) + " |")
     print()
-    print(f"| log | {' | '.join(f'min_share {share}: recovered | approximate' for share in SHARES)} |")
+    print(f"| log | {' | '.join(f'min_known {share}: recovered | approximate' for share in SHARES)} |")
     print(f"|---|{'---:|---:|' * len(SHARES)}")
     for name, row in logs.items():
         cells = []
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
-    """Return recovered tokens by policy, and what prefix caching computes (``tail``); under ``live`` by ``min_share``.
+    """Return recovered tokens by policy, and what prefix caching computes (``tail``); under ``live`` by ``min_known``.
 
     There ``approximate`` are the prompt tokens whose rows are.
     """
@@ -80,7 +80,7 @@ def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
     }
     live = {}
     for share in SHARES:
-        found = replay_live(log, "winnow64", prefix, config, _quiet, policy=ReusePolicy(min_share=share))
+        found = replay_live(log, "winnow64", prefix, config, _quiet, policy=ReusePolicy(min_known=share))
         live[str(share)] = {"recovered": int(found.recovered.sum()), "approximate": int(found.approximate.sum())}
     return {"prompt": int(prefix.prompt.sum()), "tail": int(prefix.tail.sum()), "live": live} | by_policy
 

@@ -266,7 +266,7 @@ def run_configuration(
         "IRMINSUL_SGLANG_CARVE_OUT": "0",
         "IRMINSUL_SGLANG_MIN_RUN": "16",
         "IRMINSUL_SGLANG_GAP_COST": "0",
-        "IRMINSUL_SGLANG_MIN_SHARE": "0",
+        "IRMINSUL_SGLANG_MIN_KNOWN": "0",
         "IRMINSUL_SGLANG_MAX_RUNS": "64",
     }
     with ExitStack() as stack:

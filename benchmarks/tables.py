@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from irminsul.markdown import markdown_table
 
@@ -191,38 +191,156 @@ def short(value: float) -> str:
 
 def patterns() -> str:
     """What becomes of the tokens of each pattern, and of TTFT."""
-    rows: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in read("serve_patterns")["rows"]:
-        rows.setdefault(row["load"], {}).setdefault(row["server"], []).append(row)
-
-    def share(row: dict[str, Any], *names: str) -> str:
-        return f"{100 * sum(row['tokens'].get(name, 0) for name in names) / row['tokens']['prompt']:.0f} %"
-
-    def ttft_of(of_server: list[dict[str, Any]], quantile: str) -> float:
-        return statistics.median(row["ttft_ms"][quantile] for row in of_server)
-
-    def cells(load: str, servers: dict[str, list[dict[str, Any]]]) -> list[str]:
-        stock, live = servers["stock"], servers["live"]
-        p50 = [ttft_of(of_server, "p50") for of_server in (stock, live)]
-        return [
-            load.replace("-", " ", 1).replace("-", ", "),
-            share(stock[0], "prefix"),
-            share(live[0], "prefix"),
-            share(live[0], "approximate_prefix"),
-            share(live[0], "shifted"),
-            share(live[0], "computed"),
-            *(f"{value:,.0f}" for value in p50),
-            f"{p50[1] / p50[0]:.2f}",
-            *(f"{ttft_of(of_server, 'p95'):,.0f}" for of_server in (stock, live)),
-        ]
-
-    header = (
-        "pattern",
-        *("prefix, stock", "prefix, live", "approximate prefix", "shifted", "computed, live"),
-        *("TTFT stock", "TTFT live", "live / stock", "p95 stock", "p95 live"),
+    header = ("pattern", *SHARES_HEADER, "TTFT stock", "TTFT live", "live / stock", "p95 stock", "p95 live")
+    return markdown_table(
+        header,
+        (
+            [load.replace("-", " ", 1).replace("-", ", "), *shares(stock, live), *ttft_of_load(stock, live)]
+            for (load, _), (stock, live) in pairs("serve_patterns")
+        ),
+        numbers=True,
     )
-    both = {load: servers for load, servers in rows.items() if len(servers) == 2}
-    return markdown_table(header, (cells(*item) for item in both.items()), numbers=True)
+
+
+def served(name: str) -> str:
+    """What becomes of the tokens of a load, of TTFT and of the time for the whole load."""
+    header = ("load", "at once", *SHARES_HEADER, "TTFT stock", "TTFT live", "live / stock")
+    return markdown_table(
+        (*header, "p95 stock", "p95 live", "requests/s, live / stock"),
+        (
+            [
+                load,
+                pace.removesuffix(" at once"),
+                *shares(stock, live),
+                *ttft_of_load(stock, live),
+                f"{middle(live, 'requests_per_s') / middle(stock, 'requests_per_s'):.2f}",
+            ]
+            for (load, pace), (stock, live) in pairs(name)
+        ),
+        numbers=True,
+    )
+
+
+SHARES_HEADER = ("prefix, stock", "prefix, live", "approximate prefix", "shifted", "computed, live")
+
+OfServer: TypeAlias = list[dict[str, Any]]
+"""Rows of one server: a row each repeat."""
+
+
+def pairs(name: str) -> Iterator[tuple[tuple[str, str], tuple[OfServer, OfServer]]]:
+    """Yield loads and paces that both servers have served, with the rows of stock and of live."""
+    rows: dict[tuple[str, str], dict[str, OfServer]] = {}
+    for row in read(name)["rows"]:
+        rows.setdefault((row["load"], row["pace"]), {}).setdefault(row["server"], []).append(row)
+    return ((key, (servers["stock"], servers["live"])) for key, servers in rows.items() if len(servers) == 2)
+
+
+def shares(stock: OfServer, live: OfServer) -> list[str]:
+    """Cells of SHARES_HEADER."""
+    asked = (
+        (stock, "prefix"),
+        *((live, token_class) for token_class in ("prefix", "approximate_prefix", "shifted", "computed")),
+    )
+    return [
+        f"{100 * statistics.median(row['tokens'].get(name, 0) / row['tokens']['prompt'] for row in rows):.0f} %"
+        for rows, name in asked
+    ]
+
+
+def ttft_of_load(stock: OfServer, live: OfServer) -> list[str]:
+    """Median TTFT of both and their ratio, and p95 of both; medians over repeats."""
+
+    def of(rows: OfServer, quantile: str) -> float:
+        return statistics.median(row["ttft_ms"][quantile] for row in rows)
+
+    p50 = [of(rows, "p50") for rows in (stock, live)]
+    return [
+        *(f"{value:,.0f}" for value in p50),
+        f"{p50[1] / p50[0]:.2f}",
+        *(f"{of(rows, 'p95'):,.0f}" for rows in (stock, live)),
+    ]
+
+
+def middle(rows: OfServer, name: str) -> float:
+    """Median over repeats."""
+    return float(statistics.median(row[name] for row in rows))
+
+
+# -- energy and cost --
+
+
+def energy() -> str:
+    """Joules a request, as a share of a miss, too: the form of the paper's Table 1."""
+    models = read("energy")["models"]
+    columns = ("miss", "25 %", "50 %", "75 %", "hit")
+
+    def rows() -> Iterator[list[str]]:
+        for name, model in models.items():
+            for n_tokens in dict.fromkeys(row["prompt_tokens"] for row in model["rows"]):
+                of_length = [row for row in model["rows"] if row["prompt_tokens"] == n_tokens]
+                for shifted in dict.fromkeys(row["shifted"] for row in of_length):
+                    # A miss is a miss, whatever might have been reused.
+                    net = {row["column"]: row for row in of_length if row["shifted"] == shifted or not row["reused"]}
+                    cells = [energy_cell(net[column], net["miss"]) for column in columns]
+                    yield [name, f"{n_tokens:,}", "shifted" if shifted else "prefix", *cells]
+
+    return markdown_table(("model", "tokens", "reused as", *columns), rows(), numbers=True)
+
+
+def energy_cell(row: dict[str, Any], miss: dict[str, Any]) -> str:
+    """Net joules, their spread, and their share of a miss."""
+    low, high = row["net_j_range"]
+    share = "" if row is miss else f", {100 * row['net_j'] / miss['net_j']:.0f} %"
+    return f"{row['net_j']:.1f} ({low:.1f} to {high:.1f}){share}"
+
+
+def overhead() -> str:
+    """What the plugin takes of a scheduler's time, by load and mode."""
+    result = read("overhead")
+    wall = {(row["requests"], row["in_common"], row["of"]): row["seconds"] for row in result["ratios"]}
+    header = ("at once", "in common", "mode", "plugin, ms a request", "of it index upkeep", "of it search and plan")
+    return markdown_table(
+        (*header, "of the scheduler's time", "ms a decode step", "wall time, of stock"),
+        (
+            [
+                str(row["requests"]),
+                row["in_common"],
+                row["mode"],
+                f"{row['plugin_ms_per_request']:.1f}",
+                f"{parts.get('index upkeep', 0):.1f}",
+                f"{parts.get('search', 0) + parts.get('plan', 0):.2f}",
+                f"{100 * row['plugin_share']:.1f} %",
+                f"{row['plugin_ms_per_decode_step']:.2f}",
+                f"{wall[row['requests'], row['in_common'], row['mode'] + ' over stock']:.2f}",
+            ]
+            for row in result["rows"]
+            if row["mode"] != "stock" and (parts := row["parts_ms_per_request"]) is not None
+        ),
+        numbers=True,
+    )
+
+
+def turns() -> str:
+    """How sessions that edit their history go, turn by turn, one request at a time."""
+    rows: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in read("serve_sessions")["turns"]:
+        if row["pace"] == "1 at once":
+            rows.setdefault(row["turn"], {})[row["server"]] = row
+    shown = [turn for turn in rows if turn in (0, 1, 4, 9, 14, 19)]
+    return markdown_table(
+        ("turn", "prompt tokens", "computed, stock", "computed, live", "TTFT stock", "TTFT live"),
+        (
+            [
+                str(turn + 1),
+                f"{stock['prompt_tokens'] // stock['calls']:,}",
+                *(f"{row['computed'] // row['calls']:,}" for row in (stock, live)),
+                *(f"{row['ttft_ms']:.0f}" for row in (stock, live)),
+            ]
+            for turn in shown
+            for stock, live in [(rows[turn]["stock"], rows[turn]["live"])]
+        ),
+        numbers=True,
+    )
 
 
 # -- the copy --
@@ -263,6 +381,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "nothing-to-recover": nothing_to_recover,
     "equality": equality,
     "patterns": patterns,
+    "sessions": lambda: served("serve_sessions"),
+    "turns": turns,
+    "logs": lambda: served("serve_logs"),
+    "pressure": lambda: served("serve_pressure"),
+    "energy": energy,
+    "overhead": overhead,
     "rows-kernel": rows_kernel,
 }
 

@@ -107,11 +107,11 @@ class ReusePolicy:
     recompute: int = 0
     """32 cuts the divergence by a third where many short documents change their order; see docs/measured.md."""
     min_recovered: int = 0
-    min_share: float = 0.5
-    """A plan behind exact rows copies at least this share of what is not cached, or nothing.
+    min_known: float = 0.5
+    """Behind exact rows nothing is copied unless this share of the text that is not cached is known.
 
-    Rows behind a copied one are derived and never donors: taking a little now gives up the rest for all later requests.
-    At one half a request computes at most twice what it must, once; docs/measured.md, Half or nothing.
+    Rows behind a copied one are derived and never donors, so new text behind a little known text would have to be
+    computed each time it comes. Computed in full once, it is known; docs/measured.md, Half or nothing.
     """
     approximate_prefix: bool = True
     """Whether a session may continue from its own derived rows."""
@@ -121,8 +121,8 @@ class ReusePolicy:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise InputError(f"{name} must be a number >= 0, got {value!r}")
-        if not 0 <= self.min_share <= 1:
-            raise InputError(f"min_share must be a number from 0 to 1, got {self.min_share!r}")
+        if not 0 <= self.min_known <= 1:
+            raise InputError(f"min_known must be a number from 0 to 1, got {self.min_known!r}")
         if self.min_run < 1:
             raise InputError(f"min_run must be >= 1, got {self.min_run!r}")
 
@@ -190,9 +190,11 @@ def make_plan(
     limit = n_tokens - 1 if reuse_limit is None else max(0, min(n_tokens - 1, reuse_limit))
     prefix = min(prefix, limit)
     tail = min(prefix + approximate_prefix, limit)
+    # Behind approximate rows all is derived, whatever is done.
+    known = sum(run.end - max(run.start, tail) for run in runs if run.end > tail)
+    if tail == prefix and known < policy.min_known * (n_tokens - tail):
+        runs = ()
     kept = _usable_runs(runs, tail, limit, policy)
-    if tail == prefix and sum(run.length for run in kept) < policy.min_share * (n_tokens - tail):
-        kept = []
     segments = [Segment(SegmentKind.PREFIX, 0, prefix)] if prefix else []
     if tail > prefix:
         segments.append(Segment(SegmentKind.APPROXIMATE_PREFIX, prefix, tail))

@@ -86,7 +86,7 @@ class Settings:
             recompute=self.unit * rng.choice([0, 0, 0, 1, 2]),
             min_recovered=self.unit * rng.choice([0, 0, 0, 5]),
             approximate_prefix=rng.random() < 0.8,
-            min_share=rng.choice([0.0, 0.0, 0.0, 0.5]),
+            min_known=rng.choice([0.0, 0.0, 0.0, 0.5]),
         )
 
 

@@ -13,7 +13,7 @@ from irminsul.testing.tiny import write_tiny_checkpoint
 from irminsul.trace.replay import LiveReplay, ReplayConfig, replay_live, replay_matcher, replay_prefix
 
 CLASSES = (SegmentKind.PREFIX, SegmentKind.APPROXIMATE_PREFIX, SegmentKind.SHIFTED, SegmentKind.GAP)
-POLICY = ReusePolicy(carve_out=8, min_run=64, gap_cost=4, min_share=0.3)
+POLICY = ReusePolicy(carve_out=8, min_run=64, gap_cost=4, min_known=0.3)
 PROMPTS = ReplayConfig(replies=False)
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
@@ -97,7 +97,7 @@ def test_a_bounded_cache_holds_derived_rows_too() -> None:
 def test_half_or_nothing_makes_donors_of_a_text_that_shares_a_little() -> None:
     known, new = text(1, 100), text(2, 300)
     calls = [known, *(text(10 + at, 20) + known + new for at in range(5))]
-    greedy = live(prompts(*calls), policy=ReusePolicy(carve_out=8, min_share=0))
+    greedy = live(prompts(*calls), policy=ReusePolicy(carve_out=8, min_known=0))
     patient = live(prompts(*calls), policy=ReusePolicy(carve_out=8))
     assert greedy.recovered.tolist() == [0, 100, 100, 100, 100, 100]
     assert patient.recovered.tolist() == [0, 0, 399, 399, 399, 399]

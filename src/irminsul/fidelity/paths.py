@@ -59,7 +59,7 @@ SHIFTED = ReusePolicy(
     gap_cost=16.0,
     recompute=0,
     min_recovered=0,
-    min_share=0.0,
+    min_known=0.0,
     approximate_prefix=True,
 )
 """Written out, so that the paths keep their meaning when the engine's defaults change."""

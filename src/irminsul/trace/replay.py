@@ -32,7 +32,7 @@ from irminsul.trace.records import TokenisedCall, TokenLog, Tokens
 Progress = Callable[[int], None]
 """Called with the prompt tokens of each call served."""
 
-COMPARED = ReusePolicy(carve_out=32, min_run=32, max_runs=1_000_000, gap_cost=0, min_share=0)
+COMPARED = ReusePolicy(carve_out=32, min_run=32, max_runs=1_000_000, gap_cost=0, min_known=0)
 """For comparing matchers with the oracle: every run of 32 tokens counts, whatever it costs."""
 
 SHIPPED = ReusePolicy()
