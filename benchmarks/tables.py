@@ -374,6 +374,31 @@ def rows_kernel() -> str:
     )
 
 
+# -- plans --
+
+
+def half_or_nothing() -> str:
+    """What ``min_known`` does to logs: recovered tokens, and how much becomes approximate."""
+    logs = json.loads((ROOT / "results" / "policies.json").read_text())["logs"]
+    names = list(next(iter(logs.values()))["live"])
+    return markdown_table(
+        ("log", "not cached", "all rows donors", *(f"min_known {name.rstrip('0').rstrip('.')}" for name in names)),
+        (
+            [
+                log,
+                f"{100 * row['tail'] / row['prompt']:.1f} %",
+                f"{100 * row['plain'] / row['tail']:.1f} %",
+                *(
+                    f"{100 * one['recovered'] / row['tail']:.1f} % ({100 * one['approximate'] / row['prompt']:.0f} %)"
+                    for one in row["live"].values()
+                ),
+            ]
+            for log, row in logs.items()
+        ),
+        numbers=True,
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "ttft": lambda: ttft("ttft_graphs"),
     "ttft-eager": lambda: ttft("ttft_eager"),
@@ -385,6 +410,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "turns": turns,
     "logs": lambda: served("serve_logs"),
     "pressure": lambda: served("serve_pressure"),
+    "half-or-nothing": half_or_nothing,
     "energy": energy,
     "overhead": overhead,
     "rows-kernel": rows_kernel,
