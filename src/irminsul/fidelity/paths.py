@@ -101,7 +101,7 @@ QUICK_PATHS = ("prefix", "naive", "shifted", "shifted-w16", "shifted-w64", "shif
 
 
 def shipped_path() -> str:
-    """Return the name of the path that plans as the engine does by default."""
-    shipped = ReusePolicy()
+    """Return the name of the path that plans as the engine does by default, where enough is known for it to copy."""
+    shipped = replace(ReusePolicy(), min_known=SHIFTED.min_known)
     plain = (path for path in PATHS.values() if path.history is History.DONORS and path.movement is Movement.TURNED)
     return next(path.name for path in plain if path.policy == shipped and path.matcher is None)
