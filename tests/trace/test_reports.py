@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from test_analysis import analysed, rag_log
+from word_log import WordLog, prose
 
 from irminsul.errors import InputError
 from irminsul.trace.analysis import COMPARED_MATCHERS, Analysis, AnalysisConfig
+from irminsul.trace.records import SpanKind
 from irminsul.trace.report_html import to_html, write_html
 from irminsul.trace.report_json import to_json, write_json
 from irminsul.trace.report_text import analysis_stages, print_report, savings, visible
@@ -52,6 +54,28 @@ def test_the_json_has_what_the_schema_promises() -> None:
 def test_equal_logs_give_equal_bytes() -> None:
     assert to_json(analysed(hostile_log())) == to_json(analysed(hostile_log()))
     assert to_html(analysed(hostile_log())) == to_html(analysed(hostile_log()))
+
+
+def test_a_session_that_has_copied_is_shown_as_approximate() -> None:
+    log, known, system = WordLog(), prose(1, 60), prose(2, 8)
+    turns = [prose(3 + at, 20) for at in range(3)]
+    log.add((SpanKind.SYSTEM, prose(50, 30)), (SpanKind.USER, known))
+    for count in (1, 2, 3):
+        said = [(SpanKind.USER, text) for text in turns[:count]]
+        log.add((SpanKind.SYSTEM, system), (SpanKind.USER, known), *said, thread=1)
+    analysis = analysed(log)
+    shown = "".join(savings(analysis))
+    assert "3 of 4 calls would be answered on approximate rows" in shown
+    assert json.loads(to_json(analysis))["shipped"]["approximate_calls"] == 3
+    kinds = [[segment[0] for segment in strip["segments"]] for strip in strips_of(to_html(analysis))]
+    assert kinds == [[2], [2, 1, 2], [0, 3, 2], [0, 3, 2]]
+
+
+def strips_of(page: str) -> list[dict[str, Any]]:
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    strips: list[dict[str, Any]] = json.loads(found[1])
+    return strips
 
 
 def test_json_is_plain_ascii_with_sorted_keys(hostile: Analysis) -> None:

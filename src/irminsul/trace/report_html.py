@@ -12,7 +12,7 @@ from irminsul.trace import report_text as text
 from irminsul.trace.analysis import SHIPPED_MATCHER, Analysis, Bucket, Strip
 
 _SHOWN_CAUSES = 12
-_KIND_CODES = {SegmentKind.PREFIX: 0, SegmentKind.SHIFTED: 1, SegmentKind.GAP: 2}
+_KIND_CODES = {SegmentKind.PREFIX: 0, SegmentKind.SHIFTED: 1, SegmentKind.GAP: 2, SegmentKind.APPROXIMATE_PREFIX: 3}
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_GAP, _BAR_LEFT = 190, 14, 6, 92
 
 

@@ -3,7 +3,7 @@
   const strips = JSON.parse(document.getElementById("data").textContent);
   const canvas = document.getElementById("strips");
   const detail = document.getElementById("detail");
-  const names = ["prefix", "shifted", "computed"];
+  const names = ["prefix", "shifted", "computed", "approximate"];
   const rowHeight = 4;
   const barHeight = 3;
   const margin = 4;
@@ -41,7 +41,7 @@
   }
 
   function describe(strip) {
-    const sums = [0, 0, 0];
+    const sums = [0, 0, 0, 0];
     let runs = 0;
     let farthest = 0;
     for (const [kind, start, end, delta] of strip.segments) {
