@@ -9,8 +9,8 @@ at 0 wherever texts recur that share a part with others, and fewer prompt tokens
 
     python benchmarks/policies.py LOG... [--token-cache DIR] [--json FILE]
 
-First all rows are donors, to see a knob by itself; then, for ``min_known``, as the engines do it. ``irminsul fidelity``
-says what each knob is good for. The last line is one JSON object.
+First all rows are donors, to see a knob by itself; then, for ``min_known`` and ``min_recovered``, as the engines do it.
+``irminsul fidelity`` says what each knob is good for. The last line is one JSON object.
 """
 
 import argparse
@@ -33,7 +33,10 @@ POLICIES = {
     "run128-w16": replace(PLAIN, min_run=128, recompute=16),
     "run128-w32": replace(PLAIN, min_run=128, recompute=32),
 }
-SHARES = (0.0, 0.25, 0.5, 0.75)
+LIVE = {
+    **{f"min_known {share}": ReusePolicy(min_known=share) for share in (0, 0.25, 0.5, 0.75)},
+    "min_recovered 2048": ReusePolicy(min_recovered=2048),
+}
 
 
 def main() -> None:
@@ -50,8 +53,8 @@ def main() -> None:
         shares = (f"{100 * row[policy] / row['tail']:.1f} %" for policy in POLICIES)
         print(f"| {name} | {row['tail']:,} | " + " | ".join(shares) + " |")
     print()
-    print(f"| log | {' | '.join(f'min_known {share}: recovered | approximate' for share in SHARES)} |")
-    print(f"|---|{'---:|---:|' * len(SHARES)}")
+    print(f"| log | {' | '.join(f'{name}: recovered | approximate' for name in LIVE)} |")
+    print(f"|---|{'---:|---:|' * len(LIVE)}")
     for name, row in logs.items():
         cells = []
         for one in row["live"].values():
@@ -67,9 +70,9 @@ def main() -> None:
 
 
 def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
-    """Return recovered tokens by policy, and what prefix caching computes (``tail``); under ``live`` by ``min_known``.
+    """Return recovered tokens by policy, and what prefix caching computes (``tail``).
 
-    There ``approximate`` are the prompt tokens whose rows are.
+    Under ``live``: as the engines do it, with the prompt tokens whose rows are approximate.
     """
     log = read_token_log([str(path)], load_tokeniser(), cache=token_cache)
     config = ReplayConfig()
@@ -79,9 +82,9 @@ def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
         for name, policy in POLICIES.items()
     }
     live = {}
-    for share in SHARES:
-        found = replay_live(log, "winnow64", prefix, config, _quiet, policy=ReusePolicy(min_known=share))
-        live[str(share)] = {"recovered": int(found.recovered.sum()), "approximate": int(found.approximate.sum())}
+    for name, policy in LIVE.items():
+        found = replay_live(log, "winnow64", prefix, config, _quiet, policy=policy)
+        live[name] = {"recovered": int(found.recovered.sum()), "approximate": int(found.approximate.sum())}
     return {"prompt": int(prefix.prompt.sum()), "tail": int(prefix.tail.sum()), "live": live} | by_policy
 
 

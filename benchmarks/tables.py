@@ -378,11 +378,11 @@ def rows_kernel() -> str:
 
 
 def half_or_nothing() -> str:
-    """What ``min_known`` does to logs: recovered tokens, and how much becomes approximate."""
+    """What ``min_known`` and ``min_recovered`` do to logs: recovered tokens, and how much becomes approximate."""
     logs = json.loads((ROOT / "results" / "policies.json").read_text())["logs"]
     names = list(next(iter(logs.values()))["live"])
     return markdown_table(
-        ("log", "not cached", "all rows donors", *(f"min_known {name.rstrip('0').rstrip('.')}" for name in names)),
+        ("log", "not cached", "all rows donors", *names),
         (
             [
                 log,

@@ -108,7 +108,7 @@ class ReusePolicy:
     """32 cuts the divergence by a third where many short documents change their order; see docs/measured.md."""
     min_recovered: int = 0
     min_known: float = 0.5
-    """Behind exact rows nothing is copied unless this share of the text that is not cached is known.
+    """Behind exact rows nothing is copied unless this share of the text that is not cached is known, in runs to copy.
 
     Rows behind a copied one are derived and never donors, so new text behind a little known text would have to be
     computed each time it comes. Computed in full once, it is known; docs/measured.md, Half or nothing.
@@ -191,8 +191,7 @@ def make_plan(
     prefix = min(prefix, limit)
     tail = min(prefix + approximate_prefix, limit)
     # Behind approximate rows all is derived, whatever is done.
-    known = sum(run.end - max(run.start, tail) for run in runs if run.end > tail)
-    if tail == prefix and known < policy.min_known * (n_tokens - tail):
+    if tail == prefix and _known(runs, tail, policy) < policy.min_known * (n_tokens - tail):
         runs = ()
     kept = _usable_runs(runs, tail, limit, policy)
     segments = [Segment(SegmentKind.PREFIX, 0, prefix)] if prefix else []
@@ -206,6 +205,12 @@ def make_plan(
         cursor = run.end
     segments.append(Segment(SegmentKind.GAP, cursor, n_tokens))
     return ReusePlan(n_tokens, tuple(segments))
+
+
+def _known(runs: Sequence[Run], tail: int, policy: ReusePolicy) -> int:
+    """Count tokens that an earlier text has, too; shorter runs than are copied are found by luck and do not count."""
+    lengths = (run.end - max(run.start, tail) for run in runs)
+    return sum(length for length in lengths if length >= policy.min_run)
 
 
 def _usable_runs(runs: Sequence[Run], tail: int, limit: int, policy: ReusePolicy) -> list[Run]:

@@ -126,6 +126,17 @@ def test_a_prompt_longer_than_a_chunk_is_decided_as_a_whole(make):
     server.check_identity()
 
 
+def test_what_was_decided_holds_for_later_chunks(make):
+    """Of 1,670 tokens 1,100 are known; of those behind the first chunk, which copies 900, less than half."""
+    for mode, copied in (("live", 1100), ("observe", 1100)):
+        server = make(slots=8192, chunk=1024)
+        first, second = text(1, 900), text(2, 200)
+        server.serve(text(3, 100) + first)
+        server.serve(text(4, 100) + second)
+        prompt = text(5, 70) + first + text(6, 300) + second + text(7, 400)
+        assert report(server.serve(prompt, options={"mode": mode}))["shifted_tokens"] == copied, mode
+
+
 def test_derived_rows_are_not_met_as_exact(make):
     server = make()
     passage = text(2, 300)

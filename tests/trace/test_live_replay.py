@@ -52,9 +52,10 @@ def served(model: MlaModel, log: ListLog, slots: int, policy: ReusePolicy) -> li
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=logs())
 def test_the_replay_plans_what_the_engine_does(model: MlaModel, log: ListLog) -> None:
-    replay = live(log)
-    planned = [tuple(replay.plans[i].tokens(kind) for kind in CLASSES) for i in range(len(log))]
-    assert planned == served(model, log, 8192, POLICY)
+    for slots in (800, 8192):
+        replay = live(log, config=ReplayConfig(cache_tokens=slots, replies=False))
+        planned = [tuple(replay.plans[i].tokens(kind) for kind in CLASSES) for i in range(len(log))]
+        assert planned == served(model, log, slots, POLICY)
 
 
 def test_rows_behind_a_copied_one_are_not_copied_again() -> None:

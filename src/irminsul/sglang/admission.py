@@ -68,6 +68,7 @@ class Planner:
         self._cache = cache
         self._donors = cache.donors
         self._policy = policy
+        self._decided = replace(policy, min_known=0)
         self._on_step = on_step
 
     def take(self, req: Any) -> OpenPlan | None:
@@ -194,11 +195,11 @@ class Planner:
             prefix=exact,
             approximate_prefix=req.prefix_len - exact,
             runs=[run for run in state.found.runs if run.end > req.prefix_len],
-            policy=self._policy,
+            policy=self._policy if first else self._decided,
             reuse_limit=_reuse_limit(req),
         )
         if first and not plan.runs:
-            # Decided for the whole prompt: its rest, planned by itself, might seem worth what the whole is not.
+            # Decided for the whole prompt; of its rest more or less might seem to be known.
             state.found = replace(state.found, runs=[])
         return plan
 

@@ -253,9 +253,11 @@ class Analysis:
             Worth.MAYBE: "measure TTFT and quality on your own traffic before turning it on",
             Worth.NO: "not worth turning on for prefill alone",
         }[self.worth]
+        # In a bounded cache approximate rows can displace more than they save.
+        change = "save another" if self.saved_share >= 0 else "add"
         return (
-            f"Exact prefix already serves {self.prefix_share:.1%} of prompt tokens; irminsul would save another "
-            f"{self.saved_share:.1%} ({self.saved_tail_share:.1%} of what is computed now): {consequence}."
+            f"Exact prefix already serves {self.prefix_share:.1%} of prompt tokens; irminsul would {change} "
+            f"{abs(self.saved_share):.1%} ({abs(self.saved_tail_share):.1%} of what is computed now): {consequence}."
         )
 
 

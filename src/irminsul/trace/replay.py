@@ -8,7 +8,7 @@ To compare matchers, every row is as good as any other (``replay_matcher``). The
 copied one are approximate, and nobody copies them again (``replay_live``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,7 @@ from irminsul.matching.fingerprint_index import FingerprintIndex, index_get, ind
 from irminsul.matching.slot_store import SlotStore, following_slot, tokens_end_at
 from irminsul.matching.winnow import kgram_hashes
 from irminsul.namespace import Namespace
-from irminsul.plan import ReusePlan, ReusePolicy, SegmentKind, make_plan
+from irminsul.plan import ReusePlan, ReusePolicy, Run, SegmentKind, make_plan
 from irminsul.radix_cache import CacheListener, RadixCache
 from irminsul.registry import Registry
 from irminsul.slot_pool import SlotPool
@@ -434,14 +434,18 @@ class _LiveCache:
             policy=policy,
         )
         plan = planned(runs=self._registry.find(namespace, prompt, len(held)))
-        tokens = prompt if call.reply is None or not self._replies else np.concatenate([prompt, call.reply])
-        tokens = tokens[: self._capacity]
-        own = self._allocate(len(tokens) - len(held), plan)
+        prompt_rows = min(len(prompt), self._capacity)
+        own = self._allocate(prompt_rows - len(held), plan.runs)
         if own is None:
             # As the engines: a request that needs its donors' room gets it, and copies nothing.
             plan = planned()
-            own = self._allocate(len(tokens) - len(held), plan)
-            assert own is not None, "a prompt that fits the cache found no room"
+            own = self._allocate(prompt_rows - len(held), [])
+        tokens = prompt if call.reply is None or not self._replies else np.concatenate([prompt, call.reply])
+        tokens = tokens[: self._capacity]
+        decoded = self._allocate(len(tokens) - prompt_rows, [])
+        assert own is not None, "a prompt that fits the cache found no room"
+        assert decoded is not None, "a reply that fits the cache found no room"
+        own = np.concatenate([own, decoded])
         slots = np.concatenate([held, own])
         # A reply is as exact as its prompt.
         exact_end = plan.exact_end if plan.exact_end < len(prompt) else len(tokens)
@@ -452,9 +456,9 @@ class _LiveCache:
         self._pool.free(own[~taken[len(held) :]])
         return plan
 
-    def _allocate(self, count: int, plan: ReusePlan) -> NDArray[np.int32] | None:
-        """Find room for new rows while a plan's donors are locked."""
-        donors = [run.slots for run in plan.runs]
+    def _allocate(self, count: int, runs: Sequence[Run]) -> NDArray[np.int32] | None:
+        """Find room for new rows while the donors of runs are locked."""
+        donors = [run.slots for run in runs]
         with self._tree.lock_rows(np.concatenate(donors) if donors else np.empty(0, dtype=np.int32)):
             if count > self._pool.free_slots:
                 self._pool.free(self._tree.evict(count - self._pool.free_slots))

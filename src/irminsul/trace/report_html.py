@@ -95,7 +95,7 @@ def _tiles(analysis: Analysis) -> list[tuple[str, str]]:
         ("calls", f"{analysis.totals.calls:,}"),
         ("prompt tokens", _short(analysis.totals.prompt_tokens)),
         ("exact prefix", f"{analysis.prefix_share:.1%}"),
-        ("irminsul adds", f"{analysis.saved_share:.1%}"),
+        ("irminsul saves", f"{analysis.saved_share:.1%}"),
         ("to compute now", _short(analysis.compute.tokens_now)),
         ("with irminsul", _short(analysis.compute.tokens_then)),
     ]
