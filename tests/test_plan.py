@@ -156,6 +156,16 @@ def test_half_or_nothing_while_a_session_is_exact() -> None:
     assert len(plan.runs) == 1
 
 
+def test_a_session_gives_up_derived_rows_in_front_of_much_new_text() -> None:
+    policy, nothing = ReusePolicy(), list[Run]
+    assert policy.keeps_history(400, 100, 150, nothing)
+    assert not policy.keeps_history(400, 100, 149, nothing)
+    assert policy.keeps_history(400, 100, 80, lambda: [run(200, 70)])
+    assert not policy.keeps_history(400, 100, 80, lambda: [run(200, 60)]), "too short to be copied"
+    assert policy.keeps_history(400, 100, 0, lambda: pytest.fail("nothing is derived")), "an exact prefix is kept"
+    assert ReusePolicy(min_known=0).keeps_history(4000, 0, 1, nothing)
+
+
 def test_a_reuse_limit_caps_prefix_and_runs() -> None:
     plan = make_plan(300, prefix=50, runs=[run(100, 150)], policy=PLAIN, reuse_limit=120)
     assert [(s.start, s.end) for s in plan.segments] == [(0, 50), (50, 100), (100, 120), (120, 300)]

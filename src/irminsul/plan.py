@@ -17,7 +17,7 @@ computed behind other text. Rules, in the order they are applied to the runs a m
 6. If all runs together save fewer than ``min_recovered`` tokens, none is used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -111,7 +111,8 @@ class ReusePolicy:
     """Behind exact rows nothing is copied unless this share of the text that is not cached is known, in runs to copy.
 
     Rows behind a copied one are derived and never donors, so new text behind a little known text would have to be
-    computed each time it comes. Computed in full once, it is known; docs/measured.md, Half or nothing.
+    computed each time it comes. Computed in full once, it is known; docs/measured.md, Half or nothing. A session's own
+    derived rows count as known, and are given up with the rest.
     """
     approximate_prefix: bool = True
     """Whether a session may continue from its own derived rows."""
@@ -125,6 +126,25 @@ class ReusePolicy:
             raise InputError(f"min_known must be a number from 0 to 1, got {self.min_known!r}")
         if self.min_run < 1:
             raise InputError(f"min_run must be >= 1, got {self.min_run!r}")
+
+    def known(self, runs: Sequence[Run], start: int) -> int:
+        """Count tokens from ``start`` on that runs hold; too short ones are found by luck, and do not count."""
+        lengths = (run.end - max(run.start, start) for run in runs)
+        return sum(length for length in lengths if length >= self.min_run)
+
+    def keeps_history(
+        self, n_tokens: int, prefix: int, approximate_prefix: int, search: Callable[[], Sequence[Run]]
+    ) -> bool:
+        """Say whether a session goes on from its derived rows, or has its text computed again, exact.
+
+        Args:
+            n_tokens: prompt length.
+            prefix: tokens held by the lossless prefix.
+            approximate_prefix: further tokens held by derived rows.
+            search: finds runs behind both; called only if it decides.
+        """
+        needed = self.min_known * (n_tokens - prefix) - approximate_prefix
+        return approximate_prefix == 0 or needed <= 0 or self.known(search(), prefix + approximate_prefix) >= needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +211,7 @@ def make_plan(
     prefix = min(prefix, limit)
     tail = min(prefix + approximate_prefix, limit)
     # Behind approximate rows all is derived, whatever is done.
-    if tail == prefix and _known(runs, tail, policy) < policy.min_known * (n_tokens - tail):
+    if tail == prefix and policy.known(runs, tail) < policy.min_known * (n_tokens - tail):
         runs = ()
     kept = _usable_runs(runs, tail, limit, policy)
     segments = [Segment(SegmentKind.PREFIX, 0, prefix)] if prefix else []
@@ -205,12 +225,6 @@ def make_plan(
         cursor = run.end
     segments.append(Segment(SegmentKind.GAP, cursor, n_tokens))
     return ReusePlan(n_tokens, tuple(segments))
-
-
-def _known(runs: Sequence[Run], tail: int, policy: ReusePolicy) -> int:
-    """Count tokens that an earlier text has, too; shorter runs than are copied are found by luck and do not count."""
-    lengths = (run.end - max(run.start, tail) for run in runs)
-    return sum(length for length in lengths if length >= policy.min_run)
 
 
 def _usable_runs(runs: Sequence[Run], tail: int, limit: int, policy: ReusePolicy) -> list[Run]:

@@ -162,6 +162,18 @@ def test_a_text_of_which_less_than_half_is_known_is_computed_once_and_known_from
     assert serve(engine, text(5, 70) + known + new + [9])[1].shifted == 260
 
 
+def test_a_session_that_reads_much_new_text_is_exact_again_and_a_donor(model: MlaModel) -> None:
+    engine = Engine(model, CONFIG)
+    known, new = text(1, 100), text(2, 300)
+    serve(engine, text(3, 40) + known)
+    session = text(4, 64) + known
+    assert serve(engine, session)[1].shifted == 99
+    assert parts(serve(engine, session + text(7, 20))[1])[1] == 100, "it goes on from its derived rows"
+    # (Pages of four: the exact rows of its beginning.)
+    assert parts(serve(engine, session + new)[1]) == (64, 0, 0, 400)
+    assert serve(engine, text(5, 70) + known + new + [9])[1].shifted == 400
+
+
 def test_a_session_keeps_its_history_over_many_turns(model: MlaModel) -> None:
     engine = Engine(model, CONFIG)
     body = text(1, 100)

@@ -126,6 +126,19 @@ def test_a_prompt_longer_than_a_chunk_is_decided_as_a_whole(make):
     server.check_identity()
 
 
+def test_a_session_that_reads_much_new_text_is_exact_again_and_a_donor(make):
+    server = make(slots=8192)
+    known, new = text(1, 400), text(2, 1200)
+    server.serve(text(3, 100) + known)
+    session = text(4, 130) + known + text(5, 20)
+    assert report(server.serve(session))["shifted_tokens"] == 400
+    assert report(server.serve(session + text(6, 30)))["approximate_prefix_tokens"] == 420
+    found = report(server.serve(session + new))
+    assert (found["prefix_tokens"], found["approximate_prefix_tokens"], found["computed_tokens"]) == (130, 0, 1620)
+    assert report(server.serve(text(7, 70) + new + text(8, 10)))["shifted_tokens"] == 1200
+    server.check_identity()
+
+
 def test_what_was_decided_holds_for_later_chunks(make):
     """Of 1,670 tokens 1,100 are known; of those behind the first chunk, which copies 900, less than half."""
     for mode, copied in (("live", 1100), ("observe", 1100)):

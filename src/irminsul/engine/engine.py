@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from irminsul.errors import InputError, OverloadedError
 from irminsul.kernels.rows import move_rows
 from irminsul.namespace import Namespace
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
-from irminsul.radix_cache import RadixCache
+from irminsul.radix_cache import PrefixMatch, RadixCache
 from irminsul.registry import Registry
 from irminsul.slot_pool import SlotPool
 
@@ -243,9 +244,7 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> bool:
         """Match, plan, allocate and copy; False if there is no room for the request yet."""
-        derived = sequence.mode is Mode.LIVE and self.config.policy.approximate_prefix
-        # The last token is computed whatever is cached: its logits are wanted.
-        match = self._cache.match(sequence.namespace, sequence.prompt[:-1], derived=derived)
+        match = self._match(sequence)
         self._cache.lock(match.node)
         sequence.node = match.node
         sequence.hold(np.concatenate([match.slots, match.derived_slots]))
@@ -267,6 +266,17 @@ class Engine:
         sequence.plan = plan
         sequence.pending = plan.computed_positions()
         return True
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """Return what the tree holds of a prompt, with derived rows where the session goes on from them."""
+        policy, prompt = self.config.policy, sequence.prompt
+        derived = sequence.mode is Mode.LIVE and policy.approximate_prefix
+        # The last token is computed whatever is cached: its logits are wanted.
+        match = self._cache.match(sequence.namespace, prompt[:-1], derived=derived)
+        held, more = len(match.slots), len(match.derived_slots)
+        if policy.keeps_history(len(prompt), held, more, partial(self._search, sequence, held + more)):
+            return match
+        return self._cache.match(sequence.namespace, prompt[:-1])
 
     def _search(self, sequence: Sequence, start: int) -> list[Run]:
         if self._registry is None or sequence.mode is Mode.OFF:

@@ -14,15 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
 from irminsul.sglang.cache import IrminsulRadixCache, LockedRun
-from irminsul.sglang.requests import INFO_KEY, FoundRuns, ReuseState, StepTokens
+from irminsul.sglang.requests import INFO_KEY, FoundRuns, ReuseState, StepTokens, token_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +164,7 @@ class Planner:
         state: ReuseState,
     ) -> tuple[OpenPlan | None, Any]:
         """Return SGLang's answer, and what is to be copied for the request if it was admitted; else nothing is held."""
-        copies, locks = self._cache.lock_donors(plan.runs, _tokens(req), state)
+        copies, locks = self._cache.lock_donors(plan.runs, token_array(req), state)
         whole = OpenPlan(req.prefix_len, plan.n_tokens, tuple(copies), locks)
         raised = _affordable(whole, adder.rem_chunk_tokens, adder.page_size)
         opened: OpenPlan | None = None
@@ -211,7 +209,7 @@ class Planner:
         depends_on = (self._donors.epoch, req.prefix_len, len(req.full_untruncated_fill_ids))
         if state.found is not None and state.found.depends_on == depends_on:
             return state.found
-        return FoundRuns(depends_on, self._donors.find(state.namespace, _tokens(req), req.prefix_len))
+        return FoundRuns(depends_on, self._donors.find(state.namespace, token_array(req), req.prefix_len))
 
     def _count(self, req: Any, state: ReuseState, plan: ReusePlan | None, opened: OpenPlan | None) -> None:
         # What a retracted request computes again, its own output too, says nothing of the prompt.
@@ -238,11 +236,6 @@ class Planner:
 @rank_consensus(same_params=True)  # type: ignore[untyped-decorator]
 def agreed_plan(rid: str, runs: list[tuple[int, int, int]]) -> None:
     """Let SGLang compare the plans of all ranks, where SGLANG_ENABLE_RANK_CONSENSUS_CHECKER is set; else do nothing."""
-
-
-def _tokens(req: Any) -> NDArray[np.int32]:
-    tokens: NDArray[np.int32] = np.array(req.full_untruncated_fill_ids, dtype=np.int64).astype(np.int32)
-    return tokens
 
 
 def _reuse_limit(req: Any) -> int:

@@ -23,7 +23,7 @@ from irminsul.namespace import Namespace
 from irminsul.plan import Run
 from irminsul.sglang.donors import DonorIndex, DonorPath
 from irminsul.sglang.histories import Histories, mark_tokens
-from irminsul.sglang.requests import ATTRIBUTE, ReuseState, new_state
+from irminsul.sglang.requests import ATTRIBUTE, ReuseState, new_state, token_array
 from irminsul.sglang.settings import Settings
 
 
@@ -180,7 +180,23 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
                 found = self._match_tree(MatchPrefixParams(key=marked))
                 if found.device_prefix_len > best.device_prefix_len:
                     best, state.derived_from = found, anchor
+        if state.derived_from is not None and not self._keeps_history(params.req, best.device_prefix_len, state):
+            best, state.derived_from = exact, None
         return best
+
+    def _keeps_history(self, req: Any, held: int, state: ReuseState) -> bool:  # SGLang's Req
+        """Say whether a request goes on from derived rows; asks the index only if they are a smaller part."""
+        assert self.donors is not None
+        assert state.derived_from is not None
+        donors, tokens = self.donors, token_array(req)
+
+        def search() -> list[Run]:
+            # As in admission: what the index holds may depend on how many steps have run, and on nothing else.
+            donors.settle()
+            return donors.find(state.namespace, tokens, held)
+
+        anchor = state.derived_from
+        return self._settings.policy.keeps_history(len(tokens), anchor, held - anchor, search)
 
 
 def _scoped(key: RadixKey, state: ReuseState) -> RadixKey:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from irminsul.errors import InputError
 from irminsul.namespace import Namespace
 from irminsul.plan import Mode, Run
@@ -91,6 +94,12 @@ class ReuseState:
             "declined_plans": self.declined,
             **({} if self.refusal is None else {"refusal": self.refusal}),
         }
+
+
+def token_array(req: Any) -> NDArray[np.int32]:  # SGLang's Req
+    """Return a request's tokens, its own output too, shape [n]."""
+    tokens: NDArray[np.int32] = np.array(req.full_untruncated_fill_ids, dtype=np.int64).astype(np.int32)
+    return tokens
 
 
 def new_state(req: Any, settings: Settings, identity: Namespace) -> ReuseState:  # SGLang's Req

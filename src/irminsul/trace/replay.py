@@ -23,7 +23,7 @@ from irminsul.matching.slot_store import SlotStore, following_slot, tokens_end_a
 from irminsul.matching.winnow import kgram_hashes
 from irminsul.namespace import Namespace
 from irminsul.plan import ReusePlan, ReusePolicy, Run, SegmentKind, make_plan
-from irminsul.radix_cache import CacheListener, RadixCache
+from irminsul.radix_cache import CacheListener, PrefixMatch, RadixCache
 from irminsul.registry import Registry
 from irminsul.slot_pool import SlotPool
 from irminsul.trace.cost import computed_pairs
@@ -423,7 +423,7 @@ class _LiveCache:
     def serve(self, call: TokenisedCall, policy: ReusePolicy) -> ReusePlan:
         """Plan a call and publish its rows, and those of its reply; what the cache cannot hold is left out."""
         namespace, prompt = call.info.namespace, call.tokens
-        match = self._tree.match(namespace, prompt[:-1], derived=policy.approximate_prefix)
+        match = self._match(call, policy)
         self._tree.lock(match.node)
         held = np.concatenate([match.slots, match.derived_slots])
         planned = partial(
@@ -455,6 +455,15 @@ class _LiveCache:
         taken = insertion.slots == slots
         self._pool.free(own[~taken[len(held) :]])
         return plan
+
+    def _match(self, call: TokenisedCall, policy: ReusePolicy) -> PrefixMatch:
+        namespace, prompt = call.info.namespace, call.tokens
+        match = self._tree.match(namespace, prompt[:-1], derived=policy.approximate_prefix)
+        exact, derived = len(match.slots), len(match.derived_slots)
+        search = partial(self._registry.find, namespace, prompt, exact + derived)
+        if policy.keeps_history(len(prompt), exact, derived, search):
+            return match
+        return self._tree.match(namespace, prompt[:-1])
 
     def _allocate(self, count: int, runs: Sequence[Run]) -> NDArray[np.int32] | None:
         """Find room for new rows while the donors of runs are locked."""
