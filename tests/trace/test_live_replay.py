@@ -49,7 +49,7 @@ def served(model: MlaModel, log: ListLog, slots: int, policy: ReusePolicy) -> li
     return found
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=logs())
 def test_the_replay_plans_what_the_engine_does(model: MlaModel, log: ListLog) -> None:
     for slots in (800, 8192):
