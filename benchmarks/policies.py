@@ -15,10 +15,13 @@ First all rows are donors, to see a knob by itself; then, for ``min_known`` and 
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from irminsul.errors import InputError
+from irminsul.output_files import require_writable
 from irminsul.plan import ReusePolicy
 from irminsul.trace.replay import ReplayConfig, replay_live, replay_matcher, replay_prefix
 from irminsul.trace.token_cache import read_token_log
@@ -46,6 +49,8 @@ def main() -> None:
     parser.add_argument("--token-cache", type=Path, help="keep tokens here for the next time")
     parser.add_argument("--json", type=Path, help="also write the result here")
     arguments = parser.parse_args()
+    if arguments.json:
+        require_writable(arguments.json)
     logs = {path.name.split(".")[0]: recovered(path, arguments.token_cache) for path in arguments.logs}
     print("| log | tail tokens | " + " | ".join(POLICIES) + " |")
     print("|---|---:|" + "---:|" * len(POLICIES))
@@ -53,13 +58,13 @@ def main() -> None:
         shares = (f"{100 * row[policy] / row['tail']:.1f} %" for policy in POLICIES)
         print(f"| {name} | {row['tail']:,} | " + " | ".join(shares) + " |")
     print()
-    print(f"| log | {' | '.join(f'{name}: recovered | approximate' for name in LIVE)} |")
+    print(f"| log | {' | '.join(f'{name}: saved | approximate' for name in LIVE)} |")
     print(f"|---|{'---:|---:|' * len(LIVE)}")
     for name, row in logs.items():
         cells = []
         for one in row["live"].values():
             cells += [
-                f"{100 * one['recovered'] / row['tail']:.1f} %",
+                f"{100 * (1 - one['computed'] / row['tail']):.1f} %",
                 f"{100 * one['approximate'] / row['prompt']:.0f} %",
             ]
         print(f"| {name} | {' | '.join(cells)} |")
@@ -72,7 +77,7 @@ def main() -> None:
 def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
     """Return recovered tokens by policy, and what prefix caching computes (``tail``).
 
-    Under ``live``: as the engines do it, with the prompt tokens whose rows are approximate.
+    Under ``live``: tokens that the engines compute, and prompt tokens whose rows are approximate.
     """
     log = read_token_log([str(path)], load_tokeniser(), cache=token_cache)
     config = ReplayConfig()
@@ -84,7 +89,7 @@ def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
     live = {}
     for name, policy in LIVE.items():
         found = replay_live(log, "winnow64", prefix, config, _quiet, policy=policy)
-        live[name] = {"recovered": int(found.recovered.sum()), "approximate": int(found.approximate.sum())}
+        live[name] = {"computed": int(found.computed.sum()), "approximate": int(found.approximate.sum())}
     return {"prompt": int(prefix.prompt.sum()), "tail": int(prefix.tail.sum()), "live": live} | by_policy
 
 
@@ -93,4 +98,7 @@ def _quiet(_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(str(error))

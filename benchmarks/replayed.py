@@ -1,6 +1,6 @@
 """Does the analyser's live replay say what the plugin did on a GPU?
 
-    python benchmarks/replayed.py STUDY.json... --loads DIR [--policy min_known=0 ...] [--json FILE]
+    python benchmarks/replayed.py STUDY.json... --loads DIR [--policy '{"min_known": 0}'] [--json FILE]
 
 Prediction: the same computed tokens but for prompts with more known passages than a plan may have, since SGLang plans
 what is left of a prompt anew in each prefill chunk, and the replay plans a prompt once.
@@ -12,9 +12,11 @@ object.
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from irminsul.errors import InputError
 from irminsul.plan import ReusePolicy
 from irminsul.trace.analysis import SHIPPED_MATCHER
 from irminsul.trace.replay import ReplayConfig, replay_live, replay_prefix
@@ -29,25 +31,39 @@ PROMPTS = ReplayConfig(replies=False)
 def main() -> None:
     """Replay and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="+", type=Path)
-    parser.add_argument("--loads", type=Path, required=True)
-    parser.add_argument("--policy", nargs="*", default=[], metavar="NAME=NUMBER", help="knobs that the server had")
+    parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY.json", help="of benchmarks/serve_results.py")
+    parser.add_argument("--loads", type=Path, required=True, help="where benchmarks/serve_loads.py put them")
+    parser.add_argument("--policy", type=json.loads, default={}, help="knobs that the server had, as a JSON object")
     parser.add_argument("--json", type=Path, help="also write the result here")
     arguments = parser.parse_args()
-    knobs = {name: float(value) for name, value in (knob.split("=") for knob in arguments.policy)}
-    policy = ReusePolicy(**knobs)  # type: ignore[arg-type]
+    try:
+        policy = ReusePolicy(**arguments.policy)
+    except TypeError as error:
+        parser.error(f"--policy: {error}")
     rows = []
     for study in arguments.studies:
-        measured = json.loads(study.read_text())
-        for row in measured["rows"]:
+        for row in rows_of(study):
             if row["server"] == "live" and row["pace"] == ALONE:
                 rows.append(compare(row, arguments.loads, policy))
                 print(json.dumps(rows[-1]), flush=True)
-    result = {"benchmark": "replayed", "studies": [study.name for study in arguments.studies], "policy": knobs}
+    result = {
+        "benchmark": "replayed",
+        "studies": [study.name for study in arguments.studies],
+        "policy": arguments.policy,
+    }
     text = json.dumps(result | {"rows": rows})
     if arguments.json:
         arguments.json.write_text(text + "\n")
     print(text)
+
+
+def rows_of(study: Path) -> list[dict[str, Any]]:
+    """Read the blocks of a study; SystemExit if it is none."""
+    try:
+        rows: list[dict[str, Any]] = json.loads(study.read_text())["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{study} is no study of benchmarks/serve_results.py: {type(error).__name__}: {error}")
+    return rows
 
 
 def compare(row: dict[str, Any], loads: Path, policy: ReusePolicy) -> dict[str, Any]:
@@ -69,4 +85,7 @@ def _quiet(_: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        sys.exit(str(error))

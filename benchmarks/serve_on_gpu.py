@@ -95,6 +95,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if not (arguments.loads / "loads.json").is_file():
         parser.error(f"{arguments.loads} has no loads.json; benchmarks/serve_loads.py makes it")
+    known = {load for name in arguments.studies for load in STUDIES[name].loads}
+    if unknown := set(arguments.only or ()) - known:
+        parser.error(f"no load {min(unknown)!r} in these studies; there are {', '.join(sorted(known))}")
     # As Ctrl-C: the servers are ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ends = time.monotonic() + arguments.limit

@@ -45,7 +45,13 @@ def main() -> int:
 
 def with_tables(text: str) -> str:
     """Return a document with the tables that it names."""
-    return _SECTION.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}", text)
+
+    def made(found: re.Match[str]) -> str:
+        if found[2] not in TABLES:
+            sys.exit(f"no table {found[2]!r}; there are {', '.join(TABLES)}")
+        return f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[4]}"
+
+    return _SECTION.sub(made, text)
 
 
 def read(name: str) -> Any:  # noqa: ANN401
@@ -193,9 +199,14 @@ def patterns() -> str:
     """What becomes of the tokens of each pattern, and of TTFT."""
     header = ("pattern", *SHARES_HEADER, "TTFT stock", "TTFT live", "live / stock", "p95 stock", "p95 live")
     return markdown_table(
-        header,
+        (*header, "requests/s, live / stock"),
         (
-            [load.replace("-", " ", 1).replace("-", ", "), *shares(stock, live), *ttft_of_load(stock, live)]
+            [
+                load.replace("-", " ", 1).replace("-", ", "),
+                *shares(stock, live),
+                *ttft_of_load(stock, live),
+                f"{middle(live, 'requests_per_s') / middle(stock, 'requests_per_s'):.2f}",
+            ]
             for (load, _), (stock, live) in pairs("serve_patterns")
         ),
         numbers=True,
@@ -378,7 +389,7 @@ def rows_kernel() -> str:
 
 
 def half_or_nothing() -> str:
-    """What ``min_known`` and ``min_recovered`` do to logs: recovered tokens, and how much becomes approximate."""
+    """What ``min_known`` and ``min_recovered`` do to logs: tokens saved, and how much becomes approximate."""
     logs = json.loads((ROOT / "results" / "policies.json").read_text())["logs"]
     names = list(next(iter(logs.values()))["live"])
     return markdown_table(
@@ -388,15 +399,18 @@ def half_or_nothing() -> str:
                 log,
                 f"{100 * row['tail'] / row['prompt']:.1f} %",
                 f"{100 * row['plain'] / row['tail']:.1f} %",
-                *(
-                    f"{100 * one['recovered'] / row['tail']:.1f} % ({100 * one['approximate'] / row['prompt']:.0f} %)"
-                    for one in row["live"].values()
-                ),
+                *(saved_cell(row, one) for one in row["live"].values()),
             ]
             for log, row in logs.items()
         ),
         numbers=True,
     )
+
+
+def saved_cell(log: dict[str, int], live: dict[str, int]) -> str:
+    """Tokens that need not be computed, and those whose rows are approximate."""
+    saved, approximate = 1 - live["computed"] / log["tail"], live["approximate"] / log["prompt"]
+    return f"{100 * saved:.1f} % ({100 * approximate:.0f} %)"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -257,7 +257,8 @@ class Analysis:
         change = "save another" if self.saved_share >= 0 else "add"
         return (
             f"Exact prefix already serves {self.prefix_share:.1%} of prompt tokens; irminsul would {change} "
-            f"{abs(self.saved_share):.1%} ({abs(self.saved_tail_share):.1%} of what is computed now): {consequence}."
+            f"{abs(self.saved_share):.1%} ({abs(self.saved_tail_share):.1%} of what is computed now), and answer "
+            f"{_share(self.approximate_calls, self.totals.calls):.0%} of calls on approximate rows: {consequence}."
         )
 
 

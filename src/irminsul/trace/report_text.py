@@ -25,7 +25,8 @@ _HARDLY = 0.02
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 APPROXIMATE = (
-    "Prefix hits are lossless. Shifted reuse is approximate: its rows were computed behind other text. These figures "
+    "Prefix hits are lossless. Shifted reuse is approximate: its rows were computed behind other text, and what is "
+    "computed behind such rows is approximate, too. These figures "
     "count tokens and promise nothing about the quality of answers."
 )
 CEILING = (
@@ -147,7 +148,7 @@ def savings(analysis: Analysis) -> list[str]:
     )
     if ttft.calls_outside:
         lines.append(
-            f"  {ttft.calls_outside:,} of {analysis.totals.calls:,} calls lie beyond the measured points and got the "
+            f"  {ttft.calls_outside:,} of {analysis.totals.calls:,} calls lie outside the measured points and got the "
             "nearest edge"
         )
     if ttft.then_total_s > (1 - _HARDLY) * ttft.now_total_s:
