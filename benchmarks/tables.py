@@ -197,31 +197,22 @@ def short(value: float) -> str:
 
 def patterns() -> str:
     """What becomes of the tokens of each pattern, and of TTFT."""
-    header = ("pattern", *SHARES_HEADER, "TTFT stock", "TTFT live", "live / stock", "p95 stock", "p95 live")
+    return of_loads("serve_patterns", ("pattern",), lambda load, _: [load.replace("-", " ", 1).replace("-", ", ")])
+
+
+def served(name: str) -> str:
+    """What becomes of the tokens of a load at each pace, and of TTFT."""
+    return of_loads(name, ("load", "at once"), lambda load, pace: [load, pace.removesuffix(" at once")])
+
+
+def of_loads(name: str, header: tuple[str, ...], cells: Callable[[str, str], list[str]]) -> str:
+    """Both servers side by side; ``cells`` are the first of a load and pace, below ``header``."""
+    header = (*header, *SHARES_HEADER, "TTFT stock", "TTFT live", "live / stock", "p95 stock", "p95 live")
     return markdown_table(
         (*header, "requests/s, live / stock"),
         (
             [
-                load.replace("-", " ", 1).replace("-", ", "),
-                *shares(stock, live),
-                *ttft_of_load(stock, live),
-                f"{middle(live, 'requests_per_s') / middle(stock, 'requests_per_s'):.2f}",
-            ]
-            for (load, _), (stock, live) in pairs("serve_patterns")
-        ),
-        numbers=True,
-    )
-
-
-def served(name: str) -> str:
-    """What becomes of the tokens of a load, of TTFT and of the time for the whole load."""
-    header = ("load", "at once", *SHARES_HEADER, "TTFT stock", "TTFT live", "live / stock")
-    return markdown_table(
-        (*header, "p95 stock", "p95 live", "requests/s, live / stock"),
-        (
-            [
-                load,
-                pace.removesuffix(" at once"),
+                *cells(load, pace),
                 *shares(stock, live),
                 *ttft_of_load(stock, live),
                 f"{middle(live, 'requests_per_s') / middle(stock, 'requests_per_s'):.2f}",

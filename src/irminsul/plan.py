@@ -9,6 +9,7 @@ A plan tiles the prompt with segments, in order::
 Prefix hits are lossless. Everything else that is not a gap is approximate: the latent of a shifted row was
 computed behind other text. Rules, in the order they are applied to the runs a matcher found:
 
+0. Behind exact rows none is used unless ``min_known`` of the text that is not cached is known.
 1. Positions below ``carve_out`` are computed unless the prefix holds them (attention sinks; paper, section 7.1).
 2. A run keeps at least ``min_run`` tokens or is dropped.
 3. The longest ``max_runs`` runs are kept.

@@ -27,7 +27,6 @@ from irminsul.trace.records import TokenLog
 from irminsul.trace.replay import (
     ORACLE_LENGTHS,
     SHIPPED,
-    LiveReplay,
     MatcherReplay,
     OracleReplay,
     PrefixReplay,
@@ -227,14 +226,19 @@ class Analysis:
         return _share(self.totals.prefix_tokens, self.totals.prompt_tokens)
 
     @property
+    def saved_tokens(self) -> int:
+        """Tokens that irminsul would save on top; in a bounded cache there can be more to compute, not less."""
+        return self.compute.tokens_now - self.compute.tokens_then
+
+    @property
     def saved_share(self) -> float:
-        """Prompt tokens that irminsul would save on top."""
-        return _share(self.compute.tokens_now - self.compute.tokens_then, self.totals.prompt_tokens)
+        """The same, of prompt tokens."""
+        return _share(self.saved_tokens, self.totals.prompt_tokens)
 
     @property
     def saved_tail_share(self) -> float:
         """The same, of what prefix caching computes."""
-        return _share(self.compute.tokens_now - self.compute.tokens_then, self.totals.tail_tokens)
+        return _share(self.saved_tokens, self.totals.tail_tokens)
 
     @property
     def worth(self) -> Worth:
@@ -253,8 +257,7 @@ class Analysis:
             Worth.MAYBE: "measure TTFT and quality on your own traffic before turning it on",
             Worth.NO: "not worth turning on for prefill alone",
         }[self.worth]
-        # In a bounded cache approximate rows can displace more than they save.
-        change = "save another" if self.saved_share >= 0 else "add"
+        change = "save another" if self.saved_tokens >= 0 else "add"
         return (
             f"Exact prefix already serves {self.prefix_share:.1%} of prompt tokens; irminsul would {change} "
             f"{abs(self.saved_share):.1%} ({abs(self.saved_tail_share):.1%} of what is computed now), and answer "
@@ -344,7 +347,7 @@ def _analysis(
     log: TokenLog,
     config: AnalysisConfig,
     prefix: PrefixReplay,
-    shipped: LiveReplay,
+    shipped: MatcherReplay,
     causes: CauseReport,
     ceilings: OracleReplay,
     matchers: tuple[MatcherSummary, ...],
@@ -414,7 +417,7 @@ def _namespaces(names: Sequence[str], prefix: PrefixReplay, shipped: MatcherRepl
     return tuple(sorted((NamespaceTotals(*row) for row in rows), key=lambda row: (-row.prompt_tokens, row.name)))
 
 
-def _compute(prefix: PrefixReplay, shipped: LiveReplay, model: ModelCost | None) -> ComputeSavings:
+def _compute(prefix: PrefixReplay, shipped: MatcherReplay, model: ModelCost | None) -> ComputeSavings:
     now, then = int(prefix.tail.sum()), int(shipped.computed.sum())
     if model is None:
         return ComputeSavings(now, then, None, None, None)
@@ -424,7 +427,7 @@ def _compute(prefix: PrefixReplay, shipped: LiveReplay, model: ModelCost | None)
     )
 
 
-def _ttft(prefix: PrefixReplay, shipped: LiveReplay, cost: CostModel) -> TtftEstimate:
+def _ttft(prefix: PrefixReplay, shipped: MatcherReplay, cost: CostModel) -> TtftEstimate:
     totals, tails, left = prefix.prompt.tolist(), prefix.tail.tolist(), shipped.computed.tolist()
     estimates = [
         (cost.estimate(tail, total), cost.estimate(rest, total))

@@ -84,6 +84,11 @@ class MatcherReplay:
 
     recovered: NDArray[np.int64]
     """Tokens in shifted hits, shape [calls]."""
+    computed: NDArray[np.int64]
+    """Tokens neither cached nor copied, shape [calls]."""
+    approximate: NDArray[np.int64]
+    """Prompt tokens whose rows are approximate: copied ones, and all that are computed behind them; shape [calls].
+    Where every row may be a donor, of the call's own copies alone."""
     gaps: NDArray[np.int64]
     """Stretches to compute, shape [calls]."""
     computed_pairs: NDArray[np.int64]
@@ -94,16 +99,6 @@ class MatcherReplay:
     """How far each run moved, shape [runs]."""
     plans: dict[int, ReusePlan] = field(default_factory=dict)
     """Plans of the calls that were asked for."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class LiveReplay(MatcherReplay):
-    """What the engines do with a log, for each call."""
-
-    computed: NDArray[np.int64]
-    """Tokens neither cached nor copied, shape [calls]."""
-    approximate: NDArray[np.int64]
-    """Prompt tokens whose rows are approximate: copied ones, and all that are computed behind them; shape [calls]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,27 +157,16 @@ def replay_matcher(
         _capacity(prefix, config), matcher=name, seed=config.seed, special_tokens=log.special_ids.tolist()
     )
     cache = _ReplayCache(config, registry)
-    recovered, gaps, pairs = (np.zeros(len(log), dtype=np.int64) for _ in range(3))
-    lengths: list[int] = []
-    deltas: list[int] = []
-    plans: dict[int, ReusePlan] = {}
-    for i, call in enumerate(log):
+
+    def serve(i: int, call: TokenisedCall) -> ReusePlan:
         held = cache.prefix(call)
         assert held == prefix.prefix[i], "two replays of one log disagree"
         runs = registry.find(call.info.namespace, call.tokens, held)
         plan = make_plan(len(call.tokens), prefix=held, runs=runs, policy=policy)
-        recovered[i] = plan.tokens(SegmentKind.SHIFTED)
-        gaps[i] = len(plan.gaps)
-        pairs[i] = sum(computed_pairs(gap.start, gap.end) for gap in plan.gaps)
-        lengths += [run.length for run in plan.runs]
-        deltas += [run.delta for run in plan.runs]
-        if i in keep_plans:
-            plans[i] = plan
         cache.insert(call)
-        progress(len(call.tokens))
-    return MatcherReplay(
-        recovered, gaps, pairs, np.array(lengths, dtype=np.int64), np.array(deltas, dtype=np.int64), plans
-    )
+        return plan
+
+    return _replayed(log, serve, progress, keep_plans)
 
 
 def replay_live(
@@ -194,39 +178,38 @@ def replay_live(
     *,
     policy: ReusePolicy = SHIPPED,
     keep_plans: frozenset[int] = frozenset(),
-) -> LiveReplay:
+) -> MatcherReplay:
     """Serve a log as the engines do in mode live: derived rows continue their own text, and are never donors.
 
     Without a bound the cache has a quarter more room than prefix caching takes, since a text may be held twice, exact
     and derived. Arguments: see ``replay_matcher``.
     """
     cache = _LiveCache(config.cache_tokens or max(1, prefix.inserted_tokens * 5 // 4), name, log, config)
-    recovered, gaps, pairs, computed, approximate = (np.zeros(len(log), dtype=np.int64) for _ in range(5))
+    return _replayed(log, lambda _, call: cache.serve(call, policy), progress, keep_plans)
+
+
+def _replayed(
+    log: TokenLog, serve: Callable[[int, TokenisedCall], ReusePlan], progress: Progress, keep_plans: frozenset[int]
+) -> MatcherReplay:
+    """Serve a log, each call by its place, and sum up the plans that come of it."""
+    recovered, computed, approximate, gaps, pairs = (np.zeros(len(log), dtype=np.int64) for _ in range(5))
     lengths: list[int] = []
     deltas: list[int] = []
     plans: dict[int, ReusePlan] = {}
     for i, call in enumerate(log):
-        plan = cache.serve(call, policy)
+        plan = serve(i, call)
         recovered[i] = plan.tokens(SegmentKind.SHIFTED)
-        gaps[i] = len(plan.gaps)
-        pairs[i] = sum(computed_pairs(gap.start, gap.end) for gap in plan.gaps)
         computed[i] = plan.tokens(SegmentKind.GAP)
         approximate[i] = plan.n_tokens - plan.exact_end
+        gaps[i] = len(plan.gaps)
+        pairs[i] = sum(computed_pairs(gap.start, gap.end) for gap in plan.gaps)
         lengths += [run.length for run in plan.runs]
         deltas += [run.delta for run in plan.runs]
         if i in keep_plans:
             plans[i] = plan
         progress(len(call.tokens))
-    return LiveReplay(
-        recovered,
-        gaps,
-        pairs,
-        np.array(lengths, dtype=np.int64),
-        np.array(deltas, dtype=np.int64),
-        plans,
-        computed=computed,
-        approximate=approximate,
-    )
+    run_lengths, moved = (np.array(values, dtype=np.int64) for values in (lengths, deltas))
+    return MatcherReplay(recovered, computed, approximate, gaps, pairs, run_lengths, moved, plans)
 
 
 def replay_oracle(
