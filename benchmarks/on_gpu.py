@@ -70,7 +70,7 @@ STEPS = (
     ),
     *(
         Step(name, f"benchmarks/serve_on_gpu.py --out {{folder}} --loads {{loads}} --studies {name}", limit_s, gpus=1)
-        for name, limit_s in (("patterns", 900), ("sessions", 400), ("logs", 900), ("pressure", 900))
+        for name, limit_s in (("patterns", 1200), ("markers", 700), ("sessions", 400), ("logs", 900), ("pressure", 900))
     ),
     Step("energy", f"benchmarks/energy.py --out {{out}} --models mla --graphs --flags '{{{FEW_GRAPHS}}}'", 420, gpus=1),
     Step(

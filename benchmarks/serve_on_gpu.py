@@ -9,7 +9,8 @@ is measured in a directory of its own (docs/bench.md), with every request, and s
 share their servers. ``--limit``: seconds for everything, the servers' start included; a study that is cut short keeps
 its blocks.
 
-  patterns   the five patterns at 8K, 17K, 32K and 64K, with and without markers, one request at a time
+  patterns   the five patterns at 8K, 17K, 32K and 64K, one request at a time
+  markers    the same with markers
   sessions   eight sessions of twenty turns that edit their history, one and eight at a time
   logs       real agent logs, 1, 4, 8, 16 and 32 at a time
   pressure   sessions of all logs that come and go, four calls at a time, in a pool of a quarter of what they hold
@@ -67,14 +68,14 @@ class Study:
 
 
 PATTERN_LOADS = tuple(
-    f"{pattern}-{length}{suffix}"
+    f"{pattern}-{length}"
     for length in ("8K", "17K", "32K", "64K")
     for pattern in ("agent_meta", "sysvar", "compact", "rerank", "tool_variants")
-    for suffix in ("", "-markers")
 )
 STUDIES = {
-    "patterns": Study(PATTERN_LOADS),
-    "sessions": Study(("edited-20",), "1,8"),
+    "patterns": Study(PATTERN_LOADS, repeats=2),
+    "markers": Study(tuple(f"{load}-markers" for load in PATTERN_LOADS)),
+    "sessions": Study(("edited-20",), "1,8", repeats=2),
     "logs": Study(LOGS, "1,4,8,16,32"),
     "pressure": Study(("logs-together",), "4", repeats=2, share_of_working_set=0.25),
 }

@@ -10,10 +10,10 @@ again (``repeat``), which say how much its own numbers move. A second engine alw
 delta 0, behind the identical context: whole (``shifted``), and with 1, 4 or 16 gaps forced into it. There the only
 difference from full computation is rounding. Turned by a wrong angle (``wrong 1``, ``wrong 37``) it must be far off.
 
-The fair pair: all but the last 64 or 512 tokens are served first, then the whole prompt. Stock takes the first part
-from its tree, the plugin copies it, and both compute the same rest over the same rows (prediction: no difference where
-both take the same form of attention). The rest stands there backwards, so that nothing of it is found elsewhere. With
-512 computed beside 4 forced gaps the plugin takes the up-projected form.
+The fair pair: all but the last 64, 512 or 2,048 tokens are served first, then the whole prompt. Stock takes the first
+part from its tree, the plugin copies it, and both compute the same rest over the same rows (prediction: no difference
+where both take the same form of attention). The rest stands there backwards, so that nothing of it is found elsewhere.
+With 512 computed beside 4 forced gaps the plugin takes the up-projected form, with 2,048 in any case.
 
 A batch: all prompts, served before and with 4 gaps forced into each, and between them as many new ones (the same tokens
 backwards) in one call, each against stock's cold run by itself; stock's own cold batch says what batching changes. Once
@@ -55,7 +55,7 @@ from sglang_ttft import LITE, NO_GRAPHS, commit, describe, fresh, gpu
 HOST = Path(__file__).parent.parent / "tests" / "sglang" / "host"
 FORCED_GAPS = (0, 1, 4, 16)
 WRONG = (1, 37)
-TAILS = (64, 512)
+TAILS = (64, 512, 2048)
 PAGE = 64
 """Beginnings that are served first end at the border of a page of this many tokens, in every configuration."""
 GAPS_OF_BATCH = 4

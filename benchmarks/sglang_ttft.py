@@ -87,7 +87,7 @@ DUMMY = {
 """Flags for a model without weights or tokenizer, on FlashAttention 3."""
 NO_GRAPHS = {"disable_cuda_graph": True, "disable_prefill_cuda_graph": True}
 HEAD, INSERTED, TAIL, MIDDLE = 200, 37, 512, 32
-GAPS = (2, 5, 17)
+GAPS = (2, 5, 17, 65)
 WARM_UP_TOKENS = 8000
 
 

@@ -195,9 +195,9 @@ def short(value: float) -> str:
 # -- load over HTTP --
 
 
-def patterns() -> str:
+def patterns(name: str) -> str:
     """What becomes of the tokens of each pattern, and of TTFT."""
-    return of_loads("serve_patterns", ("pattern",), lambda load, _: [load.replace("-", " ", 1).replace("-", ", ")])
+    return of_loads(name, ("pattern",), lambda load, _: [load.removesuffix("-markers").replace("-", " ")])
 
 
 def served(name: str) -> str:
@@ -250,15 +250,17 @@ def shares(stock: OfServer, live: OfServer) -> list[str]:
 
 
 def ttft_of_load(stock: OfServer, live: OfServer) -> list[str]:
-    """Median TTFT of both and their ratio, and p95 of both; medians over repeats."""
+    """Median TTFT of both and their ratio, and p95 of both; medians over repeats, and the spread of the ratio."""
 
     def of(rows: OfServer, quantile: str) -> float:
         return statistics.median(row["ttft_ms"][quantile] for row in rows)
 
     p50 = [of(rows, "p50") for rows in (stock, live)]
+    of_repeat = {row["repeat"]: row["ttft_ms"]["p50"] for row in stock}
+    ratios = [row["ttft_ms"]["p50"] / of_repeat[row["repeat"]] for row in live if row["repeat"] in of_repeat]
     return [
         *(f"{value:,.0f}" for value in p50),
-        f"{p50[1] / p50[0]:.2f}",
+        f"{p50[1] / p50[0]:.2f}" + (f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""),
         *(f"{of(rows, 'p95'):,.0f}" for rows in (stock, live)),
     ]
 
@@ -410,7 +412,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "ttft-short": ttft_short,
     "nothing-to-recover": nothing_to_recover,
     "equality": equality,
-    "patterns": patterns,
+    "patterns": lambda: patterns("serve_patterns"),
+    "markers": lambda: patterns("serve_markers"),
     "sessions": lambda: served("serve_sessions"),
     "turns": turns,
     "logs": lambda: served("serve_logs"),

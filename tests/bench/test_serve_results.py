@@ -78,7 +78,8 @@ def test_every_load_of_a_study_is_one_that_can_be_made():
     made = {
         f"{p}-{length}{s}" for p in serve_loads.PATTERNS for length in serve_loads.LENGTHS for s in ("", "-markers")
     }
-    assert set(serve_on_gpu.PATTERN_LOADS) == made
+    studies = (serve_on_gpu.STUDIES["patterns"], serve_on_gpu.STUDIES["markers"])
+    assert {load for study in studies for load in study.loads} == made
 
 
 def test_studies_of_one_pool_share_their_servers_and_pressure_has_a_quarter():

@@ -233,6 +233,18 @@ def test_batch_rows_fit_the_request_slots(make):
     server.check_identity()
 
 
+def test_a_plan_with_more_gaps_than_there_are_rows_left_copies_its_longest_runs(make):
+    server = make(slots=16_384, chunk=8192)
+    passages = [text(seed, 100 + seed) for seed in range(20)]
+    server.serve([*text(50, 80), *chain(*passages)])
+    server.table.size = 12
+    moved = server.serve([*text(60, 120), *chain(*(part + text(70, 40) for part in passages))])
+    assert report(moved)["runs"] == 11
+    assert report(moved)["gaps"] == 12
+    assert report(moved)["shifted_tokens"] == sum(map(len, passages[-11:]))
+    server.check_identity()
+
+
 def test_token_ids_above_any_vocabulary_meet_nothing(make):
     from irminsul.sglang.histories import MARK
 

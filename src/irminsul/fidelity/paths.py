@@ -55,7 +55,7 @@ class Path:
 SHIFTED = ReusePolicy(
     carve_out=32,
     min_run=64,
-    max_runs=16,
+    max_runs=64,
     gap_cost=16.0,
     recompute=0,
     min_recovered=0,

@@ -114,9 +114,9 @@ class Planner:
             state.inherited, state.found = state.derived_from, self._find(req, state)
             if not req.retracted_stain:
                 state.steps = []
-        plan = self._plan(req, state, first=first)
+        plan = self._plan(adder, req, state, first=first)
         opened: OpenPlan | None = None
-        if plan is None or state.mode is not Mode.LIVE or not plan.runs or not self._has_rows(adder, len(plan.gaps)):
+        if plan is None or state.mode is not Mode.LIVE or not plan.runs:
             result = run()
         else:
             opened, result = self._admit_with(plan, adder, req, run, state)
@@ -138,22 +138,21 @@ class Planner:
         if result is not AddReqResult.CONTINUE:
             return result
         # SGLang can keep one request that was cut. What a raised budget leaves could cut a second.
-        if adder.new_chunked_req is not None or not self._has_rows(adder, 1):
+        if adder.new_chunked_req is not None or self._rows_left(adder) < 1:
             return AddReqResult.OTHER
         return adder.budget_state()
 
-    def _has_rows(self, adder: PrefillAdder, more: int) -> bool:
-        """Say whether so many more batch rows fit: buffers of attention and graphs have one for each request slot."""
+    def _rows_left(self, adder: PrefillAdder) -> int:
+        """Say how many more batch rows fit at least: buffers of attention and graphs have one for each request slot."""
         running = adder.running_batch
-        rows = 0 if running is None else len(running.reqs)
-        size: int = self._cache.req_to_token_pool.size
+        left: int = self._cache.req_to_token_pool.size - (0 if running is None else len(running.reqs))
         # Almost always there is room for the most gaps that plans can have, and nothing needs to be counted.
-        if rows + (len(adder.can_run_list) + 1) * (self._policy.max_runs + 1) <= size:
-            return True
+        if left >= (len(adder.can_run_list) + 1) * (self._policy.max_runs + 1):
+            return self._policy.max_runs + 1
         for req in adder.can_run_list:
             plan = self._cache.state_of(req).open_plan
-            rows += 1 if plan is None else len(plan.gaps())
-        return rows + more <= size
+            left -= 1 if plan is None else len(plan.gaps())
+        return left
 
     def _admit_with(
         self,
@@ -184,22 +183,27 @@ class Planner:
                 self.close(whole)
         return (opened if opened is not None and opened.copies else None), result
 
-    def _plan(self, req: Any, state: ReuseState, *, first: bool) -> ReusePlan | None:
+    def _plan(self, adder: PrefillAdder, req: Any, state: ReuseState, *, first: bool) -> ReusePlan | None:
         if state.found is None:
             return None
-        exact = req.prefix_len if state.derived_from is None else state.derived_from
-        plan = make_plan(
-            len(req.full_untruncated_fill_ids),
-            prefix=exact,
-            approximate_prefix=req.prefix_len - exact,
-            runs=[run for run in state.found.runs if run.end > req.prefix_len],
-            policy=self._policy if first else self._decided,
-            reuse_limit=_reuse_limit(req),
-        )
+        plan = self._plan_by(self._policy if first else self._decided, req, state, state.found.runs)
         if first and not plan.runs:
             # Decided for the whole prompt; of its rest more or less might seem to be known.
             state.found = replace(state.found, runs=[])
+        if state.mode is Mode.LIVE and len(plan.gaps) > (rows := self._rows_left(adder)):
+            plan = self._plan_by(replace(self._decided, max_runs=max(0, rows - 1)), req, state, state.found.runs)
         return plan
+
+    def _plan_by(self, policy: ReusePolicy, req: Any, state: ReuseState, runs: Sequence[Run]) -> ReusePlan:
+        exact = req.prefix_len if state.derived_from is None else state.derived_from
+        return make_plan(
+            len(req.full_untruncated_fill_ids),
+            prefix=exact,
+            approximate_prefix=req.prefix_len - exact,
+            runs=[run for run in runs if run.end > req.prefix_len],
+            policy=policy,
+            reuse_limit=_reuse_limit(req),
+        )
 
     def _find(self, req: Any, state: ReuseState) -> FoundRuns | None:
         """Search for a request, once for all its chunks, and while it waits again only if the index has changed."""

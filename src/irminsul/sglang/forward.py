@@ -29,6 +29,9 @@ from irminsul.rope import AngleSource, RopeSpec
 from irminsul.sglang.admission import OpenPlan, Planner
 from irminsul.sglang.attention import AttentionShape, KeyBlocks, SharedKeys, absorbed_is_cheaper, to_device
 
+MANY_COMPUTED = 1024
+"""Tokens of a forward from which on products cost more than what launches them."""
+
 
 @dataclass(frozen=True, eq=False)
 class SplitBatch:
@@ -82,6 +85,8 @@ class Unsplit:
     """Fields of the forward batch, one entry a request."""
     absorbed: bool
     """Whether absorbed attention is the cheaper one for these rows."""
+    computed: int
+    """Tokens of all rows."""
     blocks: KeyBlocks | None
     """Layout of keys that rows of a request share in up-projected attention; None: each row has its own."""
     table: Tensor
@@ -91,12 +96,23 @@ class Unsplit:
     shared_keys: SharedKeys | None = None
     """Of the forward, from its first layer on."""
 
-    def choose(self, method: Any, forward_batch: Any) -> Any:  # SGLang's AttnForwardMethod, its ForwardBatch
-        """Return the form of attention for a layer, in place of the one that SGLang chose."""
+    def choose(self, handler: Callable[[Any, Any], Any], attention: Any, forward_batch: Any) -> Any:
+        """Return the form of attention for a layer, in place of the one that SGLang chooses.
+
+        Args:
+            handler: SGLang's own choice, for (attention, forward batch).
+            attention: the layer's attention, SGLang's DeepseekV2AttentionMLA.
+            forward_batch: SGLang's ForwardBatch.
+
+        Returns:
+            An AttnForwardMethod.
+        """
         from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (  # noqa: PLC0415
             AttnForwardMethod,
         )
 
+        with self._whatever_the_prefix(attention):
+            method = handler(attention, forward_batch)
         if method not in (AttnForwardMethod.MHA_ONE_SHOT, AttnForwardMethod.MHA_CHUNKED_KV):
             return method
         if self.absorbed:
@@ -108,6 +124,23 @@ class Unsplit:
             self.shared_keys = SharedKeys.of(self.blocks, self.table, self.lines)
             forward_batch.mha_one_shot_kv_indices = self.shared_keys.slots
         return AttnForwardMethod.MHA_ONE_SHOT
+
+    @contextmanager
+    def _whatever_the_prefix(self, attention: Any) -> Iterator[None]:
+        """Let SGLang up-project behind short prefixes, too, where that saves more than its launches take.
+
+        SGLang absorbs behind fewer than `chunked_prefix_cache_threshold` cached tokens, however many it computes. Its
+        other reasons (captured graphs, determinism, a flag) stand.
+        """
+        if self.blocks is None or self.absorbed or self.computed < MANY_COMPUTED:
+            yield
+            return
+        threshold = attention.chunked_prefix_cache_threshold
+        attention.chunked_prefix_cache_threshold = 0
+        try:
+            yield
+        finally:
+            attention.chunked_prefix_cache_threshold = threshold
 
     @contextmanager
     def shown(self, forward_batch: Any) -> Iterator[None]:  # SGLang's ForwardBatch
@@ -170,6 +203,7 @@ class Splitter:
         forward_batch.irminsul = Unsplit(
             _per_request(batch, split),
             absorbed_is_cheaper(self._shape, split.starts_B, split.ends_B, up_projected),
+            int(split.lengths.sum()),
             blocks if shared else None,
             batch.req_to_token_pool.req_to_token,
             [req.kv.req_pool_idx for req in batch.reqs],

@@ -230,7 +230,7 @@ def _get_handler(original: Any, cls: Any, backend_name: str) -> Any:
     unsplit = _unsplit()
     if unsplit is None:
         return handler
-    return lambda attention, forward_batch: unsplit.choose(handler(attention, forward_batch), forward_batch)
+    return lambda attention, forward_batch: unsplit.choose(handler, attention, forward_batch)
 
 
 @_around(
