@@ -60,6 +60,12 @@ STEPS = (
         300,
         gpus=1,
     ),
+    Step(
+        "equality_forms",
+        "benchmarks/sglang_equality.py --out {out} --lite --tokens 7000 --new-tokens 8 --configurations eager",
+        200,
+        gpus=1,
+    ),
     Step("equality_shapes", "benchmarks/sglang_shapes.py --out {out} --new-tokens 8 --at-once 3", 700, gpus=1),
     Step(
         "load",

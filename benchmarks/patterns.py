@@ -43,6 +43,7 @@ from irminsul.trace.pattern_text.library import LIBRARY_VERSION
 from irminsul.trace.patterns import PATTERNS, PatternCall, generate, marker_line
 from irminsul.trace.records import CallInfo, Chat, LoggedCall, TokenLog
 from irminsul.trace.replay import (
+    SHIPPED,
     COMPARED,
     ORACLE_LENGTHS,
     PrefixReplay,
@@ -241,7 +242,8 @@ def markdown(rows: dict[str, Row], controls: dict[str, Table], facts: dict[str, 
             "",
             "## The shipped setting, as the engines carry it out",
             "",
-            "Rows behind a copied one are approximate and never copied again; at most 16 runs; half or nothing.",
+            "Rows behind a copied one are approximate and never copied again; "
+            f"at most {SHIPPED.max_runs} runs; half or nothing.",
             "",
             *table([(name, row.live) for name, row in rows.items()]),
             "",

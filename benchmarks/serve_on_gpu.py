@@ -53,7 +53,7 @@ ROOM = 900_000
 """Slots of a pool in which nothing is evicted."""
 LONGEST = 33_000
 """Slots that a request of a log may take, answer included."""
-LOGS = ("moatless", "mini-swe-agent", "tau-bench", "lmcache-miniswe", "rag-storm")
+LOGS = ("rag-storm", "lmcache-miniswe", "tau-bench", "moatless", "mini-swe-agent")
 
 
 @dataclass(frozen=True)

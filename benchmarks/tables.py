@@ -270,25 +270,87 @@ def middle(rows: OfServer, name: str) -> float:
     return float(statistics.median(row[name] for row in rows))
 
 
+SHORT = (
+    ("serve_patterns", "agent_meta-17K", "1", "changed metadata in front, 17K tokens"),
+    ("serve_patterns", "rerank-64K", "1", "re-ranked documents, 64K"),
+    ("serve_sessions", "edited-20", "8", "agents that edit their history, 22K"),
+    ("serve_logs", "moatless", "16", "a coding agent's log that repeats search results, 11K"),
+    ("serve_logs", "lmcache-miniswe", "16", "another's, of several tenants, 7K"),
+    ("serve_logs", "mini-swe-agent", "16", "a third one's that only appends, 27K"),
+)
+"""File, load and pace of what a reader of the README wants to know, and what it is."""
+
+
+def served_short() -> str:
+    """Median TTFT and requests a second of some loads, beside stock."""
+
+    def rows() -> Iterator[list[str]]:
+        for file, load, at_once, what in SHORT:
+            stock, live = dict(pairs(file))[load, f"{at_once} at once"]
+            p50 = [statistics.median(row["ttft_ms"]["p50"] for row in of_server) for of_server in (stock, live)]
+            per_s = middle(live, "requests_per_s") / middle(stock, "requests_per_s")
+            yield [what, at_once, *(f"{value:,.0f} ms" for value in p50), f"{per_s:.2f} times"]
+
+    return markdown_table(("load", "at once", "TTFT, stock", "irminsul", "requests/s"), rows(), numbers=True)
+
+
+def pressure_counted() -> str:
+    """Prefix hits and computed tokens in small pools, on SGLang's own tree."""
+    rows = json.loads((ROOT / "results" / "sglang_pressure.json").read_text())["rows"]
+    pools: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        pools.setdefault((row["load"], row["share"]), {})[row["mode"]] = row
+    header = ("load", "pool", "slots", "prefix, stock", "prefix, live", "approximate prefix", "shifted")
+
+    def share(row: dict[str, Any], name: str) -> str:
+        return f"{100 * row[name] / row['prompt']:.1f} %"
+
+    return markdown_table(
+        (*header, "computed, stock", "computed, live"),
+        (
+            [
+                load,
+                f"{100 * of_working_set:.0f} %",
+                f"{modes['live']['slots']:,}",
+                share(modes["observe"], "prefix"),
+                *(share(modes["live"], name) for name in ("prefix", "history", "shifted")),
+                *(share(modes[mode], "computed") for mode in ("observe", "live")),
+            ]
+            for (load, of_working_set), modes in pools.items()
+        ),
+        numbers=True,
+    )
+
+
 # -- energy and cost --
 
 
 def energy() -> str:
     """Joules a request, as a share of a miss, too: the form of the paper's Table 1."""
-    models = read("energy")["models"]
     columns = ("miss", "25 %", "50 %", "75 %", "hit")
 
     def rows() -> Iterator[list[str]]:
-        for name, model in models.items():
-            for n_tokens in dict.fromkeys(row["prompt_tokens"] for row in model["rows"]):
-                of_length = [row for row in model["rows"] if row["prompt_tokens"] == n_tokens]
-                for shifted in dict.fromkeys(row["shifted"] for row in of_length):
-                    # A miss is a miss, whatever might have been reused.
-                    net = {row["column"]: row for row in of_length if row["shifted"] == shifted or not row["reused"]}
-                    cells = [energy_cell(net[column], net["miss"]) for column in columns]
-                    yield [name, f"{n_tokens:,}", "shifted" if shifted else "prefix", *cells]
+        for name, kv_bytes, of_length in energy_runs():
+            for shifted in dict.fromkeys(row["shifted"] for row in of_length):
+                # A miss is a miss, whatever might have been reused.
+                net = {row["column"]: row for row in of_length if row["shifted"] == shifted or not row["reused"]}
+                cells = [energy_cell(net[column], net["miss"]) for column in columns]
+                tokens = f"{of_length[0]['prompt_tokens']:,}"
+                yield [name, f"{kv_bytes:,}", tokens, "shifted" if shifted else "prefix", *cells]
 
-    return markdown_table(("model", "tokens", "reused as", *columns), rows(), numbers=True)
+    return markdown_table(("model", "KV bytes a token", "tokens", "reused as", *columns), rows(), numbers=True)
+
+
+def energy_runs() -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
+    """Yield model, KV bytes a token and rows of each length; a newer file comes before what it replaces."""
+    seen = set()
+    for file in ("energy_mla_8k", "energy", "energy_others"):
+        for name, model in read(file)["models"].items():
+            for n_tokens in dict.fromkeys(row["prompt_tokens"] for row in model["rows"]):
+                if (name, n_tokens) not in seen:
+                    rows = [row for row in model["rows"] if row["prompt_tokens"] == n_tokens]
+                    yield name, model["kv_bytes_per_token"], rows
+                seen.add((name, n_tokens))
 
 
 def energy_cell(row: dict[str, Any], miss: dict[str, Any]) -> str:
@@ -409,15 +471,18 @@ def saved_cell(log: dict[str, int], live: dict[str, int]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "ttft": lambda: ttft("ttft_graphs"),
     "ttft-eager": lambda: ttft("ttft_eager"),
+    "ttft-tp2": lambda: ttft("ttft_tp2"),
     "ttft-short": ttft_short,
     "nothing-to-recover": nothing_to_recover,
     "equality": equality,
     "patterns": lambda: patterns("serve_patterns"),
     "markers": lambda: patterns("serve_markers"),
+    "served-short": served_short,
     "sessions": lambda: served("serve_sessions"),
     "turns": turns,
     "logs": lambda: served("serve_logs"),
     "pressure": lambda: served("serve_pressure"),
+    "pressure-counted": pressure_counted,
     "half-or-nothing": half_or_nothing,
     "energy": energy,
     "overhead": overhead,

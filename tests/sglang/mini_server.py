@@ -38,7 +38,18 @@ CONTEXT = 4096
 class MiniServer:
     """One scheduler's worth of SGLang, driven by hand."""
 
-    def __init__(self, *, slots=2048, page_size=1, core="python", chunk=1024, settings=None, overlap=False):
+    def __init__(
+        self,
+        *,
+        slots=2048,
+        page_size=1,
+        core="python",
+        chunk=1024,
+        settings=None,
+        overlap=False,
+        context=CONTEXT,
+        computes=True,
+    ):
         self.settings = settings or Settings(row_kernel="reference", self_test=False)
         self.chunk = chunk
         self.page_size = page_size
@@ -53,7 +64,8 @@ class MiniServer:
             enable_memory_saver=False,
         )
         self.slots = slots
-        self.table = ReqToTokenPool(64, CONTEXT, "cpu", False)
+        self.computes = computes
+        self.table = ReqToTokenPool(64, context, "cpu", False)
         if page_size == 1:
             self.allocator = TokenToKVPoolAllocator(slots, torch.float32, "cpu", self.pool, False)
         else:
@@ -170,6 +182,8 @@ class MiniServer:
 
     def _write(self, rows):
         """Compute the rows of a batch: token and turned position."""
+        if not self.computes:
+            return
         positions = torch.cat([torch.arange(a, a + n) for a, n in zip(rows.prefix_lens, rows.extend_lens, strict=True)])
         for layer, buffer in enumerate(self.pool.kv_buffer):
             buffer[rows.out_cache_loc, 0] = self.row(rows.input_ids, positions, layer)
@@ -182,6 +196,8 @@ class MiniServer:
 
     def check_rows(self, req, length):
         """Compare all rows of a request, below a position, with what they must be."""
+        if not self.computes:
+            return
         slots = self.table.req_to_token[req.kv.req_pool_idx, :length].long()
         tokens = torch.tensor(list(req.full_untruncated_fill_ids[:length]), dtype=torch.int64)
         for layer, buffer in enumerate(self.pool.kv_buffer):

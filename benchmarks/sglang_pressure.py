@@ -1,0 +1,110 @@
+"""In a pool too small for a load: how many prefix hits does SGLang's tree keep, with the plugin and without?
+
+    PYTHONPATH=tests/sglang/host python benchmarks/sglang_pressure.py LOAD... [--shares 0.1 0.25 0.5] [--json FILE]
+
+Prediction: with the plugin as many prefix tokens as without, exact and approximate together, within a point of the
+prompt tokens; some fewer, since nobody but its session finds the derived rows of a request.
+
+SGLang's own tree, allocator and batches, driven by hand and without a model (tests/sglang/mini_server.py): on a CPU,
+with the stand-ins for what SGLang misses there on the path; it only counts. Loads are those of
+benchmarks/serve_loads.py, four requests at a time. A pool has so large a share of the slots that a tree with every
+prompt takes, and at least room for two of the longest prompts. Each pool once with requests that only observe, which
+leaves SGLang's tree as it is, and once live. The last line is one JSON object.
+"""
+
+import argparse
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import zstandard
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sglang"))
+from irminsul.errors import InputError
+from irminsul.output_files import require_writable
+from sglang_ttft import LITE
+
+AT_ONCE = 4
+NEW_TOKENS = 16
+CHUNK = 8192
+
+
+def main() -> None:
+    """Count and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loads", nargs="+", type=Path, metavar="LOAD")
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.1, 0.25, 0.5])
+    parser.add_argument("--core", choices=("python", "rust"), default="python", help="of SGLang's tree")
+    parser.add_argument("--json", type=Path, help="also write the result here")
+    arguments = parser.parse_args()
+    if arguments.json:
+        require_writable(arguments.json)
+    publish_configuration()
+    rows = []
+    for load in arguments.loads:
+        prompts = list(read_prompts(load))
+        facts = json.loads((load.parent / "loads.json").read_text())[load.name.split(".")[0]]
+        for share in arguments.shares:
+            slots = max(2 * (facts["longest"] + NEW_TOKENS), int(share * facts["working_set"]))
+            for mode in ("observe", "live"):
+                counted = serve(prompts, slots, facts["longest"], mode, arguments.core)
+                rows.append({"load": load.name.split(".")[0], "share": share, "slots": slots, "mode": mode, **counted})
+                print(json.dumps(rows[-1]), flush=True)
+    text = json.dumps({"benchmark": "sglang_pressure", "core": arguments.core, "at_once": AT_ONCE, "rows": rows})
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    print(text)
+
+
+def publish_configuration() -> None:
+    """Publish SGLang's configuration for this process, as its scheduler does."""
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import ServerArgs
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LITE))
+        arguments = ServerArgs(model_path=folder, device="cpu", skip_tokenizer_init=True, disable_cuda_graph=True)
+        publish(arguments, role="scheduler")
+
+
+def read_prompts(path: Path) -> Iterator[list[int]]:
+    """Yield the prompts of a load, in its order."""
+    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
+        for line in io.TextIOWrapper(stream, encoding="utf-8"):
+            yield json.loads(line)["input_ids"]
+
+
+def serve(prompts: list[list[int]], slots: int, longest: int, mode: str, core: str) -> dict[str, int]:
+    """Serve prompts; return their tokens by class."""
+    from mini_server import MiniServer
+
+    server = MiniServer(slots=slots, core=core, chunk=CHUNK, context=longest + 2 * NEW_TOKENS, computes=False)
+    left = iter(prompts)
+    served = 0
+    while True:
+        for _ in range(AT_ONCE - len(server.waiting) - len(server.running) - (server.chunked is not None)):
+            if (prompt := next(left, None)) is not None:
+                server.submit(prompt, output=NEW_TOKENS, options={"mode": mode})
+        running = list(server.running)
+        if not server.step() and not running:
+            break
+        # An answer takes as long as the next prefill.
+        for req in running:
+            server.finish(req)
+            served += 1
+    server.check_identity()
+    if served != len(prompts):
+        raise InputError(f"{len(prompts) - served} of {len(prompts)} requests were not served")
+    prompt_tokens = sum(map(len, prompts))
+    found = {name: sum(getattr(step, name) for step in server.counted) for name in ("prefix", "history", "shifted")}
+    if mode == "observe":
+        found["shifted"] = 0
+    return {"prompt": prompt_tokens, **found, "computed": prompt_tokens - sum(found.values())}
+
+
+if __name__ == "__main__":
+    main()
