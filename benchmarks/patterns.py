@@ -43,9 +43,9 @@ from irminsul.trace.pattern_text.library import LIBRARY_VERSION
 from irminsul.trace.patterns import PATTERNS, PatternCall, generate, marker_line
 from irminsul.trace.records import CallInfo, Chat, LoggedCall, TokenLog
 from irminsul.trace.replay import (
-    SHIPPED,
     COMPARED,
     ORACLE_LENGTHS,
+    SHIPPED,
     PrefixReplay,
     ReplayConfig,
     replay_live,
@@ -219,6 +219,7 @@ def machine() -> dict[str, object]:
 def markdown(rows: dict[str, Row], controls: dict[str, Table], facts: dict[str, object], command: str) -> str:
     """Write the results as a document."""
     about = ", ".join(f"{name} {value}" for name, value in facts.items())
+    max_runs = SHIPPED.max_runs
     return "\n".join(
         [
             "# The synthetic patterns, measured",
@@ -242,8 +243,7 @@ def markdown(rows: dict[str, Row], controls: dict[str, Table], facts: dict[str, 
             "",
             "## The shipped setting, as the engines carry it out",
             "",
-            "Rows behind a copied one are approximate and never copied again; "
-            f"at most {SHIPPED.max_runs} runs; half or nothing.",
+            f"Rows behind a copied one are approximate and never copied again; at most {max_runs} runs; half or nothing.",
             "",
             *table([(name, row.live) for name, row in rows.items()]),
             "",
