@@ -219,7 +219,7 @@ def machine() -> dict[str, object]:
 def markdown(rows: dict[str, Row], controls: dict[str, Table], facts: dict[str, object], command: str) -> str:
     """Write the results as a document."""
     about = ", ".join(f"{name} {value}" for name, value in facts.items())
-    max_runs = SHIPPED.max_runs
+    most = SHIPPED.max_runs
     return "\n".join(
         [
             "# The synthetic patterns, measured",
@@ -243,7 +243,7 @@ def markdown(rows: dict[str, Row], controls: dict[str, Table], facts: dict[str, 
             "",
             "## The shipped setting, as the engines carry it out",
             "",
-            f"Rows behind a copied one are approximate and never copied again; at most {max_runs} runs; half or nothing.",
+            f"Rows behind a copied one are approximate and never copied again; at most {most} runs; half or nothing.",
             "",
             *table([(name, row.live) for name, row in rows.items()]),
             "",
