@@ -1,10 +1,14 @@
 """The plan is a pure function; its promises hold for every input."""
 
+from dataclasses import asdict
+from inspect import signature
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from irminsul.cli import serve
 from irminsul.errors import InputError
 from irminsul.plan import ReusePolicy, Run, SegmentKind, make_plan
 
@@ -195,3 +199,10 @@ def test_delta_is_target_minus_source() -> None:
 def test_a_policy_out_of_range_is_refused(field: str, value: float) -> None:
     with pytest.raises(InputError, match=field):
         ReusePolicy(**{field: value})
+
+
+def test_the_server_plans_by_default_as_the_policy_says() -> None:
+    options = {name: option.default for name, option in signature(serve).parameters.items()}
+    knobs = {name: value for name, value in asdict(ReusePolicy()).items() if name in options}
+    assert knobs == {name: options[name] for name in knobs}
+    assert set(knobs) == {"min_run", "max_runs", "min_known", "recompute"}

@@ -114,6 +114,13 @@ def serve(
         int, typer.Option(min=1, help="Requests that may wait for the engine's next step; more are answered 429.")
     ] = 256,
     min_run: Annotated[int, typer.Option(min=1, help="Shortest shifted run, in tokens.")] = 64,
+    max_runs: Annotated[int, typer.Option(min=0, help="Most shifted runs of a prompt; the longest.")] = 64,
+    min_known: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Least share of the text behind exact rows that must be known for it to be copied."
+        ),
+    ] = 0.5,
     recompute: Annotated[int, typer.Option(min=0, help="Leading tokens of each run to compute anyway.")] = 0,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = "float32",
@@ -141,7 +148,7 @@ def serve(
         prefill_chunk=prefill_chunk,
         max_running=max_running,
         max_waiting=max_waiting,
-        policy=ReusePolicy(min_run=min_run, recompute=recompute),
+        policy=ReusePolicy(min_run=min_run, max_runs=max_runs, min_known=min_known, recompute=recompute),
     )
     engine, tokenizer = _load(path, config, device, dtype)
     server.serve(
