@@ -81,25 +81,6 @@ def ttft_cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def ttft_short() -> str:
-    """What a reader of the README wants to know."""
-    rows = [row for row in read("ttft_graphs")["rows"] if row["gaps"] in (2, 17)]
-    return markdown_table(
-        ("prompt tokens", "new, in so many places", "stock", "irminsul", "faster"),
-        (
-            [
-                f"{row['prompt_tokens']:,}",
-                f"{row['computed']:,} in {row['gaps']}",
-                f"{row['stock_ms']:,.0f} ms",
-                f"{row['live_ms']:.0f} ms",
-                f"{row['stock_ms'] / row['live_ms']:.1f} times",
-            ]
-            for row in rows
-        ),
-        numbers=True,
-    )
-
-
 def nothing_to_recover() -> str:
     """What a server pays where nothing is reused, with and without CUDA graphs."""
 
@@ -472,7 +453,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "ttft": lambda: ttft("ttft_graphs"),
     "ttft-eager": lambda: ttft("ttft_eager"),
     "ttft-tp2": lambda: ttft("ttft_tp2"),
-    "ttft-short": ttft_short,
     "nothing-to-recover": nothing_to_recover,
     "equality": equality,
     "patterns": lambda: patterns("serve_patterns"),

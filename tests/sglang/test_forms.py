@@ -74,6 +74,11 @@ def test_whatever_else_speaks_against_it_counts(sglang, reason):
     assert form(sglang, 2048, **reason) is sglang.forms.MLA
 
 
+def test_a_threshold_that_the_operator_set_counts(sglang, monkeypatch):
+    monkeypatch.setenv("SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD", str(PROMPT))
+    assert form(sglang, 2048) is sglang.forms.MLA
+
+
 def test_the_threshold_is_restored_when_the_choice_fails(sglang):
     attention = SimpleNamespace(chunked_prefix_cache_threshold=PROMPT)
     blocks = sglang.key_blocks(np.array([0]), np.array([PROMPT]))

@@ -130,9 +130,12 @@ class Unsplit:
         """Let SGLang up-project behind short prefixes, too, where that saves more than its launches take.
 
         SGLang absorbs behind fewer than `chunked_prefix_cache_threshold` cached tokens, however many it computes. Its
-        other reasons (captured graphs, determinism, a flag) stand.
+        other reasons (captured graphs, determinism, a flag) stand, and so does a threshold that the operator set.
         """
-        if self.blocks is None or self.absorbed or self.computed < MANY_COMPUTED:
+        from sglang.srt.environ import envs  # noqa: PLC0415
+
+        own = envs.SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD.is_set()
+        if own or self.blocks is None or self.absorbed or self.computed < MANY_COMPUTED:
             yield
             return
         threshold = attention.chunked_prefix_cache_threshold
