@@ -97,7 +97,7 @@ def nothing_to_recover() -> str:
 # -- equality --
 
 CONFIGURATIONS = {
-    "graphs": "CUDA graphs (SGLang's default)",
+    "graphs": "CUDA graphs, prefills up to 2,048",
     "eager": "no graphs",
     "page64": "pages of 64",
     "page64-graphs": "pages of 64, graphs",
@@ -252,12 +252,12 @@ def middle(rows: OfServer, name: str) -> float:
 
 
 SHORT = (
-    ("serve_patterns", "agent_meta-17K", "1", "changed metadata in front, 17K tokens"),
-    ("serve_patterns", "rerank-64K", "1", "re-ranked documents, 64K"),
-    ("serve_sessions", "edited-20", "8", "agents that edit their history, 22K"),
-    ("serve_logs", "moatless", "16", "a coding agent's log that repeats search results, 11K"),
-    ("serve_logs", "lmcache-miniswe", "16", "another's, of several tenants, 7K"),
-    ("serve_logs", "mini-swe-agent", "16", "a third one's that only appends, 27K"),
+    ("serve_patterns", "agent_meta-17K", "1", "changed metadata in front"),
+    ("serve_patterns", "rerank-64K", "1", "re-ranked documents"),
+    ("serve_sessions", "edited-20", "8", "agents that edit their history"),
+    ("serve_logs", "moatless", "16", "a log of agents that repeat search results"),
+    ("serve_logs", "lmcache-miniswe", "16", "a log of several tenants"),
+    ("serve_logs", "mini-swe-agent", "16", "a log of agents that only append"),
 )
 """File, load and pace of what a reader of the README wants to know, and what it is."""
 
@@ -270,9 +270,11 @@ def served_short() -> str:
             stock, live = dict(pairs(file))[load, f"{at_once} at once"]
             p50 = [statistics.median(row["ttft_ms"]["p50"] for row in of_server) for of_server in (stock, live)]
             per_s = middle(live, "requests_per_s") / middle(stock, "requests_per_s")
-            yield [what, at_once, *(f"{value:,.0f} ms" for value in p50), f"{per_s:.2f} times"]
+            tokens = f"{middle(stock, 'prompt_tokens') / 1000:.0f}K"
+            yield [what, tokens, at_once, *(f"{value:,.0f} ms" for value in p50), f"{per_s:.2f} times"]
 
-    return markdown_table(("load", "at once", "TTFT, stock", "irminsul", "requests/s"), rows(), numbers=True)
+    header = ("load", "prompts", "at once", "TTFT, stock", "irminsul", "requests/s")
+    return markdown_table(header, rows(), numbers=True)
 
 
 def pressure_counted() -> str:

@@ -1,6 +1,7 @@
 """The plan is a pure function; its promises hold for every input."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from inspect import signature
 
 import numpy as np
@@ -45,6 +46,7 @@ def problems(draw: st.DrawFn) -> dict:
         "runs": runs,
         "policy": policy,
         "reuse_limit": limit,
+        "max_gaps": draw(st.none() | st.integers(1, 6)),
     }
 
 
@@ -78,6 +80,31 @@ def test_policy_is_kept(problem: dict) -> None:
     known = sum(r.length for r in problem["runs"] if r.length >= policy.min_run)
     assert not shifted or behind_approximate_rows or known >= policy.min_known * not_cached
     assert plan.tokens(SegmentKind.PREFIX) <= problem["prefix"]
+
+
+@given(problems())
+def test_a_plan_has_no_more_gaps_than_there_is_room_for_and_is_cut_only_then(problem: dict) -> None:
+    whole, plan = make_plan(**problem | {"max_gaps": None}), make_plan(**problem)
+    if problem["max_gaps"] is None or len(whole.gaps) <= problem["max_gaps"]:
+        assert [(s.kind, s.start, s.end) for s in plan.segments] == [(s.kind, s.start, s.end) for s in whole.segments]
+        return
+    assert len(plan.gaps) <= problem["max_gaps"]
+    assert {r.start for r in plan.runs} < {r.start for r in whole.runs}
+    policy, shifted = problem["policy"], plan.tokens(SegmentKind.SHIFTED)
+    if shifted and not plan.tokens(SegmentKind.APPROXIMATE_PREFIX):
+        assert shifted >= policy.min_known * (shifted + plan.tokens(SegmentKind.GAP))
+
+
+def test_the_longest_stretches_of_adjoining_runs_are_kept() -> None:
+    runs = [run(100, 60), run(200, 40, 3000), run(240, 40, 5000), run(340, 70), run(450, 30)]
+    plan = partial(make_plan, 500, prefix=100, runs=runs, policy=replace(PLAIN, gap_cost=0))
+    assert [r.start for r in plan().runs] == [100, 200, 240, 340, 450]
+    assert [r.start for r in plan(max_gaps=3).runs] == [100, 200, 240, 340]
+    assert [r.start for r in plan(max_gaps=2).runs] == [100, 200, 240]
+    assert [r.start for r in plan(max_gaps=1).runs] == [100]
+    policy = replace(PLAIN, min_known=0.5)
+    assert len(plan(policy=policy, max_gaps=3).runs) == 4
+    assert plan(policy=policy, max_gaps=2).runs == [], "less than half is left"
 
 
 @given(problems())

@@ -16,11 +16,14 @@ computed behind other text. Rules, in the order they are applied to the runs a m
 4. A run that splits one gap into two must save more than ``gap_cost`` tokens.
 5. The first ``recompute`` tokens of each run are computed (the quality knob of EPIC and CacheBlend).
 6. If all runs together save fewer than ``min_recovered`` tokens, none is used.
+7. Where a batch has no room for all gaps, the stretches that save least are dropped; if rule 0 or 6 would not have
+   accepted what is left, all of them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,6 +194,7 @@ def make_plan(
     runs: Sequence[Run] = (),
     policy: ReusePolicy,
     reuse_limit: int | None = None,
+    max_gaps: int | None = None,
 ) -> ReusePlan:
     """Tile a prompt of ``n_tokens`` with segments.
 
@@ -202,11 +206,13 @@ def make_plan(
         policy: the knobs.
         reuse_limit: no token at or beyond this position may be reused (an engine that must return log
             probabilities of prompt tokens sets it); the last token is always computed.
+        max_gaps: most stretches to compute, at least 1; None: any number.
 
     Returns:
         A plan whose segments tile [0, n_tokens) and end in a gap.
     """
     assert n_tokens >= 1, n_tokens
+    assert max_gaps is None or max_gaps >= 1, max_gaps
     assert prefix >= 0, prefix
     assert approximate_prefix >= 0, approximate_prefix
     limit = n_tokens - 1 if reuse_limit is None else max(0, min(n_tokens - 1, reuse_limit))
@@ -216,6 +222,11 @@ def make_plan(
     if tail == prefix and policy.known(runs, tail) < policy.min_known * (n_tokens - tail):
         runs = ()
     kept = _usable_runs(runs, tail, limit, policy)
+    if max_gaps is not None:
+        fitting = _within_gaps(kept, tail, max_gaps)
+        least = max(policy.min_recovered, policy.min_known * (n_tokens - tail) if tail == prefix else 0)
+        enough = len(fitting) == len(kept) or sum(run.length for run in fitting) >= least
+        kept = fitting if enough else []
     segments = [Segment(SegmentKind.PREFIX, 0, prefix)] if prefix else []
     if tail > prefix:
         segments.append(Segment(SegmentKind.APPROXIMATE_PREFIX, prefix, tail))
@@ -259,6 +270,21 @@ def _drop_costly(runs: list[Run], tail: int, gap_cost: float) -> list[Run]:
             break
         del runs[worst]
     return runs
+
+
+def _within_gaps(runs: list[Run], tail: int, max_gaps: int) -> list[Run]:
+    """Keep the longest stretches of adjoining runs, so many that there are at most ``max_gaps`` gaps."""
+    stretches: list[list[Run]] = []
+    for run in runs:
+        if stretches and stretches[-1][-1].end == run.start:
+            stretches[-1].append(run)
+        else:
+            stretches.append([run])
+    # Each stretch has a gap before it, but for one that adjoins the prefix; the last gap holds the last token.
+    adjoining = stretches[:1] if stretches and stretches[0][0].start == tail else []
+    others = sorted(stretches[len(adjoining) :], key=lambda runs: -sum(run.length for run in runs))
+    kept = chain.from_iterable([*adjoining, *others[: max_gaps - 1]])
+    return sorted(kept, key=lambda run: run.start)
 
 
 def _without_heads(runs: list[Run], recompute: int) -> list[Run]:

@@ -81,7 +81,7 @@ class Settings:
         return ReusePolicy(
             carve_out=self.unit * rng.choice([0, 0, 0, 4]),
             min_run=1 + self.unit * rng.randrange(4),
-            max_runs=rng.choice([1, 2, 16, 16]),
+            max_runs=rng.choice([1, 2, 16, 64]),
             gap_cost=self.unit * rng.choice([0.0, 0.0, 1.0, 3.0]),
             recompute=self.unit * rng.choice([0, 0, 0, 1, 2]),
             min_recovered=self.unit * rng.choice([0, 0, 0, 5]),

@@ -87,7 +87,9 @@ class MiniServer:
         )
         self.cache.attach(index, Namespace(model="mini"), self.settings)
         self.counted = []
-        self.planner = Planner(self.cache, self.settings.policy, lambda state, step: self.counted.append(step))
+        self.planner = Planner(
+            self.cache, self.settings.policy, lambda state, step: self.counted.append(step), mixed=False
+        )
         mover = row_mover("reference", self.pool.kv_buffer, layout)
         self.splitter = Splitter(self.planner, mover, self.rope, AttentionShape(2, LATENT, ROTARY, 8, 8))
         self.waiting, self.running, self.chunked = [], [], None

@@ -233,16 +233,50 @@ def test_batch_rows_fit_the_request_slots(make):
     server.check_identity()
 
 
-def test_a_plan_with_more_gaps_than_there_are_rows_left_copies_its_longest_runs(make):
+@pytest.mark.parametrize(("slots", "copied"), [(18, 17), (12, 0)])
+def test_a_plan_with_more_gaps_than_request_slots_is_cut_unless_less_than_half_would_be_left(make, slots, copied):
     server = make(slots=16_384, chunk=8192)
     passages = [text(seed, 100 + seed) for seed in range(20)]
     server.serve([*text(50, 80), *chain(*passages)])
-    server.table.size = 12
+    server.table.size = slots
     moved = server.serve([*text(60, 120), *chain(*(part + text(70, 40) for part in passages))])
-    assert report(moved)["runs"] == 11
-    assert report(moved)["gaps"] == 12
-    assert report(moved)["shifted_tokens"] == sum(map(len, passages[-11:]))
+    assert report(moved)["runs"] == copied
+    assert report(moved)["gaps"] == copied + 1
+    assert report(moved)["shifted_tokens"] == sum(map(len, passages[20 - copied :]))
     server.check_identity()
+
+
+@pytest.mark.parametrize("slots", [2, 3, 12])
+def test_a_prompt_that_goes_on_leaves_no_row_to_others(make, slots):
+    """Its gaps may take every row of a batch; what waits behind it waits for the next."""
+    server = make(slots=16_384, chunk=512, context=8192)
+    passages = [text(seed, 100) for seed in range(30)]
+    server.serve([*text(50, 80), *chain(*passages)])
+    rows = []
+    made = server.splitter.make
+    server.splitter.make = lambda batch, make: rows.append(made(batch, make)) or rows[-1]
+    server.table.size = slots
+    server.submit([*text(60, 80), *chain(*(part + text(70, 40) for part in passages))])
+    for seed in range(3):
+        server.submit(text(80 + seed, 30))
+    while server.waiting or server.chunked is not None:
+        server.step()
+        for req in list(server.running):
+            server.finish(req)
+    assert max(len(batch.reqs) for batch in rows) <= slots
+    server.check_identity()
+
+
+def test_a_plan_waits_for_a_batch_with_rows_for_all_its_gaps(make):
+    server = make(slots=16_384, chunk=8192)
+    passages = [text(seed, 100) for seed in range(14)]
+    server.serve([*text(50, 80), *chain(*passages)])
+    server.table.size = 20
+    asked = [
+        server.submit([*text(60 + at, 80), *chain(*(part + text(70 + at, 40) for part in passages))]) for at in range(3)
+    ]
+    assert [len(server.step()) for _ in asked] == [1, 1, 1]
+    assert {report(req)["runs"] for req in asked} == {14}
 
 
 def test_token_ids_above_any_vocabulary_meet_nothing(make):

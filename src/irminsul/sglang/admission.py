@@ -57,10 +57,16 @@ class Planner:
         cache: the tree, with an index.
         policy: the knobs of a plan.
         on_step: told what became of the tokens of each step.
+        mixed: whether decoding requests are put into batches of prefills.
     """
 
     def __init__(
-        self, cache: IrminsulRadixCache, policy: ReusePolicy, on_step: Callable[[ReuseState, StepTokens], None]
+        self,
+        cache: IrminsulRadixCache,
+        policy: ReusePolicy,
+        on_step: Callable[[ReuseState, StepTokens], None],
+        *,
+        mixed: bool,
     ) -> None:
         assert cache.donors is not None
         self._cache = cache
@@ -68,6 +74,7 @@ class Planner:
         self._policy = policy
         self._decided = replace(policy, min_known=0)
         self._on_step = on_step
+        self._mixed = mixed
 
     def take(self, req: Any) -> OpenPlan | None:
         """Return the plan that a request was admitted with, once; its donors are still locked."""
@@ -109,12 +116,12 @@ class Planner:
         # What the index holds may depend on how many steps have run, and on nothing else: ranks must agree on plans.
         self._donors.settle()
         if first:
-            if state.derived_from is not None and req.prefix_len <= state.derived_from:
-                state.derived_from = None  # SGLang took less of the match than was offered
-            state.inherited, state.found = state.derived_from, self._find(req, state)
-            if not req.retracted_stain:
-                state.steps = []
-        plan = self._plan(adder, req, state, first=first)
+            self._begin(req, state)
+        plan, rows_left = self._plan(req, state, self._most_rows(adder), first=first), self._rows_left(adder)
+        rows = len(plan.gaps) if plan is not None and state.mode is Mode.LIVE else 1
+        if first and rows > rows_left:
+            # As a prompt for which there is no budget: the next batch begins with it.
+            return AddReqResult.OTHER
         opened: OpenPlan | None = None
         if plan is None or state.mode is not Mode.LIVE or not plan.runs:
             result = run()
@@ -125,6 +132,7 @@ class Planner:
                 result = run()
                 state.declined += _admitted(adder, req)
         if _admitted(adder, req):
+            self._rows += 1 if opened is None else len(opened.gaps())
             if opened is not None:
                 agreed_plan(req.rid, [(run.start, run.source_start, run.length) for run in opened.runs])
                 state.open_plan = opened
@@ -132,6 +140,13 @@ class Planner:
                     state.derived_from = opened.runs[0].start // self._cache.page_size * self._cache.page_size
             self._count(req, state, plan, opened)
         return self._verdict(adder, result) if first else result
+
+    def _begin(self, req: Any, state: ReuseState) -> None:
+        if state.derived_from is not None and req.prefix_len <= state.derived_from:
+            state.derived_from = None  # SGLang took less of the match than was offered
+        state.inherited, state.found = state.derived_from, self._find(req, state)
+        if not req.retracted_stain:
+            state.steps = []
 
     def _verdict(self, adder: PrefillAdder, result: Any) -> Any:
         """Return whether another request may follow; SGLang judged by a raised budget, and of unsplit batches."""
@@ -142,17 +157,21 @@ class Planner:
             return AddReqResult.OTHER
         return adder.budget_state()
 
+    def _most_rows(self, adder: PrefillAdder) -> int:
+        """Return how many batch rows a prefill may have: buffers of attention and graphs have one a request slot."""
+        most: int = self._cache.req_to_token_pool.size
+        # Decoding requests are rows of a mixed batch.
+        return most - len(adder.running_batch.reqs) if self._mixed and adder.running_batch is not None else most
+
     def _rows_left(self, adder: PrefillAdder) -> int:
-        """Say how many more batch rows fit at least: buffers of attention and graphs have one for each request slot."""
-        running = adder.running_batch
-        left: int = self._cache.req_to_token_pool.size - (0 if running is None else len(running.reqs))
-        # Almost always there is room for the most gaps that plans can have, and nothing needs to be counted.
-        if left >= (len(adder.can_run_list) + 1) * (self._policy.max_runs + 1):
-            return self._policy.max_runs + 1
-        for req in adder.can_run_list:
-            plan = self._cache.state_of(req).open_plan
-            left -= 1 if plan is None else len(plan.gaps())
-        return left
+        """Return how many more rows fit into this batch."""
+        if self._adder is not adder:
+            self._adder, self._rows = adder, 0  # SGLang makes one for each batch
+        return self._most_rows(adder) - self._rows
+
+    _adder: PrefillAdder | None = None
+    _rows = 0
+    """Of its batch so far."""
 
     def _admit_with(
         self,
@@ -183,27 +202,23 @@ class Planner:
                 self.close(whole)
         return (opened if opened is not None and opened.copies else None), result
 
-    def _plan(self, adder: PrefillAdder, req: Any, state: ReuseState, *, first: bool) -> ReusePlan | None:
+    def _plan(self, req: Any, state: ReuseState, max_gaps: int, *, first: bool) -> ReusePlan | None:
         if state.found is None:
             return None
-        plan = self._plan_by(self._policy if first else self._decided, req, state, state.found.runs)
-        if first and not plan.runs:
-            # Decided for the whole prompt; of its rest more or less might seem to be known.
-            state.found = replace(state.found, runs=[])
-        if state.mode is Mode.LIVE and len(plan.gaps) > (rows := self._rows_left(adder)):
-            plan = self._plan_by(replace(self._decided, max_runs=max(0, rows - 1)), req, state, state.found.runs)
-        return plan
-
-    def _plan_by(self, policy: ReusePolicy, req: Any, state: ReuseState, runs: Sequence[Run]) -> ReusePlan:
         exact = req.prefix_len if state.derived_from is None else state.derived_from
-        return make_plan(
+        plan = make_plan(
             len(req.full_untruncated_fill_ids),
             prefix=exact,
             approximate_prefix=req.prefix_len - exact,
-            runs=[run for run in runs if run.end > req.prefix_len],
-            policy=policy,
+            runs=[run for run in state.found.runs if run.end > req.prefix_len],
+            policy=self._policy if first else self._decided,
             reuse_limit=_reuse_limit(req),
+            max_gaps=max(1, max_gaps),
         )
+        if first and not plan.runs:
+            # Decided for the whole prompt; of its rest more or less might seem to be known.
+            state.found = replace(state.found, runs=[])
+        return plan
 
     def _find(self, req: Any, state: ReuseState) -> FoundRuns | None:
         """Search for a request, once for all its chunks, and while it waits again only if the index has changed."""

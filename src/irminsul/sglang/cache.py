@@ -164,7 +164,8 @@ class IrminsulRadixCache(UnifiedRadixCache):  # type: ignore[misc]
                 slots = self.tree_core.collect_full_device_indices(found.last_device_node, root)
                 locks.append(self.lock(found.last_device_node))
                 locked.append((path, slots))
-            kept.append(LockedRun(run, slots[run.source_start : end]))
+            # A copy: a view would keep the slots of the whole path.
+            kept.append(LockedRun(run, slots[run.source_start : end].clone()))
         return sorted(kept, key=lambda locked: locked.run.start), locks
 
     # -- derived rows ----------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _build_cache(context: Any, settings: Settings) -> Any:
     cache.attach(donors, identity, settings)
     # All ranks of a tensor-parallel group serve the same requests, and /metrics adds up what processes count.
     accounting = Accounting.make(cache, enabled=context.params.enable_metrics and context.tp_rank == 0)
-    planner = Planner(cache, settings.policy, accounting.count)
+    planner = Planner(cache, settings.policy, accounting.count, mixed=context.server_args.enable_mixed_chunk)
     shared_keys = max_shared_keys(runner)
     if shared_keys:
         check_hooks(HOOKED_FOR_SHARED_KEYS)
