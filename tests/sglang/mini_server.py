@@ -166,6 +166,7 @@ class MiniServer:
         self.planner.launched()
         self.in_flight += 1
         rows = self.splitter.make(batch, lambda made: made)
+        assert len(rows.prefix_lens) <= self.table.size, "more batch rows than request slots"
         self._write(rows)
         # With overlap, the results of a batch are processed when the next one is running.
         self.end_flights(but=1 if self.overlap else 0)
