@@ -278,28 +278,28 @@ def served_short() -> str:
 
 
 def pressure_counted() -> str:
-    """Prefix hits and computed tokens in small pools, on SGLang's own tree."""
+    """Prefix hits and computed tokens in small pools, on SGLang's own tree; means over orders, and their spread."""
     rows = json.loads((ROOT / "results" / "sglang_pressure.json").read_text())["rows"]
-    pools: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
+    pools: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        pools.setdefault((row["load"], row["share"]), {})[row["mode"]] = row
-    header = ("load", "pool", "slots", "prefix, stock", "prefix, live", "approximate prefix", "shifted")
+        of_pool = pools.setdefault((row["load"], row["slots"]), {"observe": [], "live": []})
+        of_pool[row["mode"]].append(row)
 
-    def share(row: dict[str, Any], name: str) -> str:
-        return f"{100 * row[name] / row['prompt']:.1f} %"
+    def points(of_mode: list[dict[str, Any]], *names: str) -> list[float]:
+        return [100 * sum(row[name] for name in names) / row["prompt"] for row in of_mode]
 
+    def cells(of_pool: dict[str, list[dict[str, Any]]], *names: str) -> list[str]:
+        stock, live = (points(of_pool[mode], *names) for mode in ("observe", "live"))
+        more = [b - a for a, b in zip(stock, live, strict=True)]
+        means = [f"{statistics.mean(of_mode):.1f} %" for of_mode in (stock, live)]
+        return [*means, f"{statistics.mean(more):+.1f} ({min(more):+.1f} to {max(more):+.1f})"]
+
+    header = ("load", "slots", "prefix, stock", "prefix, live", "points more", "computed, stock", "computed, live")
     return markdown_table(
-        (*header, "computed, stock", "computed, live"),
+        (*header, "points more"),
         (
-            [
-                load,
-                f"{100 * of_working_set:.0f} %",
-                f"{modes['live']['slots']:,}",
-                share(modes["observe"], "prefix"),
-                *(share(modes["live"], name) for name in ("prefix", "history", "shifted")),
-                *(share(modes[mode], "computed") for mode in ("observe", "live")),
-            ]
-            for (load, of_working_set), modes in pools.items()
+            [load, f"{slots:,}", *cells(of_pool, "prefix", "history"), *cells(of_pool, "computed")]
+            for (load, slots), of_pool in pools.items()
         ),
         numbers=True,
     )
