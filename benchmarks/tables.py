@@ -252,12 +252,12 @@ def middle(rows: OfServer, name: str) -> float:
 
 
 SHORT = (
-    ("serve_patterns", "agent_meta-17K", "1", "changed metadata in front"),
-    ("serve_patterns", "rerank-64K", "1", "re-ranked documents"),
-    ("serve_sessions", "edited-20", "8", "agents that edit their history"),
-    ("serve_logs", "moatless", "16", "a log of agents that repeat search results"),
-    ("serve_logs", "lmcache-miniswe", "16", "a log of several tenants"),
-    ("serve_logs", "mini-swe-agent", "16", "a log of agents that only append"),
+    ("serve_patterns", "agent_meta-17K", "1", "changed metadata in front (agent_meta)"),
+    ("serve_patterns", "rerank-64K", "1", "re-ranked documents (rerank)"),
+    ("serve_sessions", "edited-20", "8", "agents that edit their history (edited-20)"),
+    ("serve_logs", "moatless", "16", "agents that repeat search results (moatless)"),
+    ("serve_logs", "lmcache-miniswe", "16", "coding agents (lmcache-miniswe)"),
+    ("serve_logs", "mini-swe-agent", "16", "agents that only append (mini-swe-agent)"),
 )
 """File, load and pace of what a reader of the README wants to know, and what it is."""
 
@@ -273,7 +273,7 @@ def served_short() -> str:
             tokens = f"{middle(stock, 'prompt_tokens') / 1000:.0f}K"
             yield [what, tokens, at_once, *(f"{value:,.0f} ms" for value in p50), f"{per_s:.2f} times"]
 
-    header = ("load", "prompts", "at once", "TTFT, stock", "irminsul", "requests/s")
+    header = ("load", "prompt tokens", "at once", "TTFT, stock", "irminsul", "requests/s")
     return markdown_table(header, rows(), numbers=True)
 
 

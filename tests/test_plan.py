@@ -95,6 +95,15 @@ def test_a_plan_has_no_more_gaps_than_there_is_room_for_and_is_cut_only_then(pro
         assert shifted >= policy.min_known * (shifted + plan.tokens(SegmentKind.GAP))
 
 
+def test_fewer_than_half_of_many_runs_are_not_copied() -> None:
+    runs = [run(100 * at, 80) for at in range(1, 11)]
+    plan = partial(make_plan, 1200, prefix=100, runs=runs)
+    assert len(plan(policy=replace(PLAIN, min_known=0.5)).runs) == 10
+    assert len(plan(policy=replace(PLAIN, min_known=0.5, max_runs=7)).runs) == 7
+    assert plan(policy=replace(PLAIN, min_known=0.5, max_runs=6)).runs == []
+    assert len(plan(policy=replace(PLAIN, max_runs=6)).runs) == 6
+
+
 def test_the_longest_stretches_of_adjoining_runs_are_kept() -> None:
     runs = [run(100, 60), run(200, 40, 3000), run(240, 40, 5000), run(340, 70), run(450, 30)]
     plan = partial(make_plan, 500, prefix=100, runs=runs, policy=replace(PLAIN, gap_cost=0))
@@ -177,9 +186,10 @@ def test_too_little_in_all_is_nothing() -> None:
 
 def test_half_or_nothing_while_a_session_is_exact() -> None:
     known = [run(100 * at, 60, source=7000 + at) for at in range(1, 4)]
-    assert len(make_plan(360, prefix=100, runs=known, policy=ReusePolicy(min_run=1, max_runs=1)).runs) == 1, (
-        "what is known counts, not what may be copied of it"
+    assert len(make_plan(360, prefix=100, runs=known, policy=ReusePolicy(min_run=1, recompute=30)).runs) == 3, (
+        "what is known counts, not what is copied of each run"
     )
+    assert make_plan(360, prefix=100, runs=known, policy=ReusePolicy(min_run=1, max_runs=2)).runs == []
     assert len(make_plan(400, prefix=100, runs=[run(150, 150)], policy=ReusePolicy()).runs) == 1
     assert make_plan(400, prefix=100, runs=[run(150, 149)], policy=ReusePolicy()).runs == []
     # What follows an approximate row is derived whatever is done: nothing is given up by copying a little.

@@ -12,12 +12,12 @@ computed behind other text. Rules, in the order they are applied to the runs a m
 0. Behind exact rows none is used unless ``min_known`` of the text that is not cached is known.
 1. Positions below ``carve_out`` are computed unless the prefix holds them (attention sinks; paper, section 7.1).
 2. A run keeps at least ``min_run`` tokens or is dropped.
-3. The longest ``max_runs`` runs are kept.
+3. The longest ``max_runs`` runs are kept; none, if they hold less than rule 0 asks for.
 4. A run that splits one gap into two must save more than ``gap_cost`` tokens.
 5. The first ``recompute`` tokens of each run are computed (the quality knob of EPIC and CacheBlend).
 6. If all runs together save fewer than ``min_recovered`` tokens, none is used.
-7. Where a batch has no room for all gaps, the stretches that save least are dropped; if rule 0 or 6 would not have
-   accepted what is left, all of them.
+7. Where a batch has no room for all gaps, the stretches that save least are dropped; all of them, if what is left is
+   less than rules 0 and 6 ask for.
 """
 
 from collections.abc import Callable, Sequence
@@ -219,14 +219,12 @@ def make_plan(
     prefix = min(prefix, limit)
     tail = min(prefix + approximate_prefix, limit)
     # Behind approximate rows all is derived, whatever is done.
-    if tail == prefix and policy.known(runs, tail) < policy.min_known * (n_tokens - tail):
+    least = policy.min_known * (n_tokens - tail) if tail == prefix else 0.0
+    if policy.known(runs, tail) < least:
         runs = ()
-    kept = _usable_runs(runs, tail, limit, policy)
+    kept = _usable_runs(runs, tail, limit, policy, least)
     if max_gaps is not None:
-        fitting = _within_gaps(kept, tail, max_gaps)
-        least = max(policy.min_recovered, policy.min_known * (n_tokens - tail) if tail == prefix else 0)
-        enough = len(fitting) == len(kept) or sum(run.length for run in fitting) >= least
-        kept = fitting if enough else []
+        kept = _enough(_within_gaps(kept, tail, max_gaps), kept, max(least, policy.min_recovered))
     segments = [Segment(SegmentKind.PREFIX, 0, prefix)] if prefix else []
     if tail > prefix:
         segments.append(Segment(SegmentKind.APPROXIMATE_PREFIX, prefix, tail))
@@ -240,18 +238,22 @@ def make_plan(
     return ReusePlan(n_tokens, tuple(segments))
 
 
-def _usable_runs(runs: Sequence[Run], tail: int, limit: int, policy: ReusePolicy) -> list[Run]:
+def _usable_runs(runs: Sequence[Run], tail: int, limit: int, policy: ReusePolicy, least: float) -> list[Run]:
     first = max(tail, policy.carve_out)
     cut = [
         run.slice(max(run.start, first), min(run.end, limit)) for run in runs if run.end > first and run.start < limit
     ]
     kept = [run for run in cut if run.length >= policy.min_run]
-    if len(kept) > policy.max_runs:
-        longest = sorted(kept, key=lambda run: (-run.length, run.start))[: policy.max_runs]
-        kept = sorted(longest, key=lambda run: run.start)
+    longest = sorted(kept, key=lambda run: (-run.length, run.start))[: policy.max_runs]
+    kept = _enough(sorted(longest, key=lambda run: run.start), kept, least)
     kept = _drop_costly(kept, tail, policy.gap_cost)
     kept = _without_heads(kept, policy.recompute)
     return kept if sum(run.length for run in kept) >= policy.min_recovered else []
+
+
+def _enough(left: list[Run], of: list[Run], least: float) -> list[Run]:
+    """Return what is left of runs; nothing if some are gone and the others hold fewer than ``least`` tokens."""
+    return left if len(left) == len(of) or sum(run.length for run in left) >= least else []
 
 
 def _drop_costly(runs: list[Run], tail: int, gap_cost: float) -> list[Run]:
