@@ -103,22 +103,18 @@ def second_calls(log: TokenLog) -> NDArray[np.bool_]:
 
 def measure(log: TokenLog) -> Row:
     """Replay a log through every matcher and the oracle."""
-
-    def silent(_: int) -> None:
-        pass
-
-    prefix = replay_prefix(log, CONFIG, silent)
+    prefix = replay_prefix(log, CONFIG)
     second = second_calls(log)
     recovered, at_second, computed = {}, {}, {}
     for name in MATCHERS:
-        found = replay_matcher(log, name, prefix, CONFIG, silent).recovered
+        found = replay_matcher(log, name, prefix, CONFIG).recovered
         recovered[name] = percent(found.sum(), prefix.tail.sum())
         computed[name] = round(float((prefix.tail - found).mean()))
         reused = (found + prefix.prefix)[second].sum()
         at_second[name] = percent(reused, prefix.prompt[second].sum())
-    covered = replay_oracle(log, prefix, CONFIG, silent).covered
+    covered = replay_oracle(log, prefix, CONFIG).covered
     oracle = {str(length): percent(covered[length].sum(), prefix.tail.sum()) for length in ORACLE_LENGTHS}
-    shipped = replay_live(log, SHIPPED_MATCHER, prefix, CONFIG, silent)
+    shipped = replay_live(log, SHIPPED_MATCHER, prefix, CONFIG)
     live = {
         "recovered, % of the tail": percent(shipped.recovered.sum(), prefix.tail.sum()),
         "computed, tokens a call": round(float(shipped.computed.mean())),

@@ -81,20 +81,16 @@ def recovered(path: Path, token_cache: Path | None) -> dict[str, Any]:
     """
     log = read_token_log([str(path)], load_tokeniser(), cache=token_cache)
     config = ReplayConfig()
-    prefix = replay_prefix(log, config, _quiet)
+    prefix = replay_prefix(log, config)
     by_policy = {
-        name: int(replay_matcher(log, "winnow64", prefix, config, _quiet, policy=policy).recovered.sum())
+        name: int(replay_matcher(log, "winnow64", prefix, config, policy=policy).recovered.sum())
         for name, policy in POLICIES.items()
     }
     live = {}
     for name, policy in LIVE.items():
-        found = replay_live(log, "winnow64", prefix, config, _quiet, policy=policy)
+        found = replay_live(log, "winnow64", prefix, config, policy=policy)
         live[name] = {"computed": int(found.computed.sum()), "approximate": int(found.approximate.sum())}
     return {"prompt": int(prefix.prompt.sum()), "tail": int(prefix.tail.sum()), "live": live} | by_policy
-
-
-def _quiet(_tokens: int) -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def rows_of(study: Path) -> list[dict[str, Any]]:
 def compare(row: dict[str, Any], loads: Path, policy: ReusePolicy) -> dict[str, Any]:
     """Return the share of prompt tokens that a block computed, and that its replay does."""
     log = read_token_log([str(loads / f"{row['load']}.jsonl.zst")], load_tokeniser())
-    prefix = replay_prefix(log, PROMPTS, _quiet)
-    replay = replay_live(log, SHIPPED_MATCHER, prefix, PROMPTS, _quiet, policy=policy)
+    prefix = replay_prefix(log, PROMPTS)
+    replay = replay_live(log, SHIPPED_MATCHER, prefix, PROMPTS, policy=policy)
     prompt = int(prefix.prompt.sum())
     shares = {
         "measured": row["tokens"]["computed"] / row["tokens"]["prompt"],
@@ -78,10 +78,6 @@ def compare(row: dict[str, Any], loads: Path, policy: ReusePolicy) -> dict[str, 
         "prefix_caching": prefix.tail.sum() / prompt,
     }
     return {"load": row["load"]} | {name: round(float(share), 4) for name, share in shares.items()}
-
-
-def _quiet(_: int) -> None:
-    pass
 
 
 if __name__ == "__main__":

@@ -15,20 +15,20 @@ with requests that only observe, which leaves SGLang's tree as it is, and once l
 """
 
 import argparse
-import io
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-import zstandard
-
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sglang"))
+from mini_server import MiniServer, publish_configuration
+
 from irminsul.errors import InputError
 from irminsul.output_files import require_writable
+from irminsul.trace.token_cache import read_token_log
+from irminsul.trace.tokenise import load_tokeniser
 from sglang_ttft import LITE
 
 NEW_TOKENS = 16
@@ -46,10 +46,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.json:
         require_writable(arguments.json)
-    publish_configuration()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LITE))
+        publish_configuration(folder)
     rows = []
     for load in arguments.loads:
-        prompts = list(read_prompts(load))
+        prompts = [call.tokens.tolist() for call in read_token_log([str(load)], load_tokeniser())]
         facts = json.loads((load.parent / "loads.json").read_text())[load.name.split(".")[0]]
         for share in arguments.shares:
             slots = max(2 * (facts["longest"] + NEW_TOKENS), int(share * facts["working_set"]))
@@ -64,28 +66,8 @@ def main() -> None:
     print(text)
 
 
-def publish_configuration() -> None:
-    """Publish SGLang's configuration for this process, as its scheduler does."""
-    from sglang.srt.runtime_context import publish
-    from sglang.srt.server_args import ServerArgs
-
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(LITE))
-        arguments = ServerArgs(model_path=folder, device="cpu", skip_tokenizer_init=True, disable_cuda_graph=True)
-        publish(arguments, role="scheduler")
-
-
-def read_prompts(path: Path) -> Iterator[list[int]]:
-    """Yield the prompts of a load, in its order."""
-    with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-        for line in io.TextIOWrapper(stream, encoding="utf-8"):
-            yield json.loads(line)["input_ids"]
-
-
 def serve(prompts: list[list[int]], slots: int, longest: int, mode: str, core: str, at_once: int) -> dict[str, int]:
     """Serve prompts; return their tokens by class."""
-    from mini_server import MiniServer
-
     server = MiniServer(slots=slots, core=core, chunk=CHUNK, context=longest + 2 * NEW_TOKENS, computes=False)
     left = iter(prompts)
     served = 0

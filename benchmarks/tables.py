@@ -196,7 +196,7 @@ def of_loads(name: str, header: tuple[str, ...], cells: Callable[[str, str], lis
                 *cells(load, pace),
                 *shares(stock, live),
                 *ttft_of_load(stock, live),
-                f"{middle(live, 'requests_per_s') / middle(stock, 'requests_per_s'):.2f}",
+                f"{rate_ratio(stock, live):.2f}",
             ]
             for (load, pace), (stock, live) in pairs(name)
         ),
@@ -232,23 +232,29 @@ def shares(stock: OfServer, live: OfServer) -> list[str]:
 
 def ttft_of_load(stock: OfServer, live: OfServer) -> list[str]:
     """Median TTFT of both and their ratio, and p95 of both; medians over repeats, and the spread of the ratio."""
-
-    def of(rows: OfServer, quantile: str) -> float:
-        return statistics.median(row["ttft_ms"][quantile] for row in rows)
-
-    p50 = [of(rows, "p50") for rows in (stock, live)]
+    p50 = [middle_ttft(rows, "p50") for rows in (stock, live)]
     of_repeat = {row["repeat"]: row["ttft_ms"]["p50"] for row in stock}
     ratios = [row["ttft_ms"]["p50"] / of_repeat[row["repeat"]] for row in live if row["repeat"] in of_repeat]
     return [
         *(f"{value:,.0f}" for value in p50),
         f"{p50[1] / p50[0]:.2f}" + (f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""),
-        *(f"{of(rows, 'p95'):,.0f}" for rows in (stock, live)),
+        *(f"{middle_ttft(rows, 'p95'):,.0f}" for rows in (stock, live)),
     ]
 
 
 def middle(rows: OfServer, name: str) -> float:
     """Median over repeats."""
     return float(statistics.median(row[name] for row in rows))
+
+
+def middle_ttft(rows: OfServer, quantile: str) -> float:
+    """Median over repeats, in ms."""
+    return float(statistics.median(row["ttft_ms"][quantile] for row in rows))
+
+
+def rate_ratio(stock: OfServer, live: OfServer) -> float:
+    """Requests a second, live over stock."""
+    return middle(live, "requests_per_s") / middle(stock, "requests_per_s")
 
 
 SHORT = (
@@ -268,10 +274,9 @@ def served_short() -> str:
     def rows() -> Iterator[list[str]]:
         for file, load, at_once, what in SHORT:
             stock, live = dict(pairs(file))[load, f"{at_once} at once"]
-            p50 = [statistics.median(row["ttft_ms"]["p50"] for row in of_server) for of_server in (stock, live)]
-            per_s = middle(live, "requests_per_s") / middle(stock, "requests_per_s")
+            times = [f"{middle_ttft(of_server, 'p50'):,.0f} ms" for of_server in (stock, live)]
             tokens = f"{middle(stock, 'prompt_tokens') / 1000:.0f}K"
-            yield [what, tokens, at_once, *(f"{value:,.0f} ms" for value in p50), f"{per_s:.2f} times"]
+            yield [what, tokens, at_once, *times, f"{rate_ratio(stock, live):.2f} times"]
 
     header = ("load", "prompt tokens", "at once", "TTFT, stock", "irminsul", "requests/s")
     return markdown_table(header, rows(), numbers=True)

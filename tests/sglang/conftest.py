@@ -78,11 +78,6 @@ def tiny_checkpoint(tmp_path_factory):
 def published(tiny_checkpoint):
     """Publish SGLang's configuration for this process, as its scheduler does."""
     sys.path.insert(0, str(HOST))
-    from sglang.srt.runtime_context import publish
-    from sglang.srt.server_args import ServerArgs
+    from mini_server import publish_configuration
 
-    arguments = ServerArgs(
-        model_path=str(tiny_checkpoint), device="cpu", skip_tokenizer_init=True, disable_cuda_graph=True
-    )
-    publish(arguments, role="scheduler")
-    return arguments
+    return publish_configuration(tiny_checkpoint)

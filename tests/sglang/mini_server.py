@@ -18,7 +18,9 @@ from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import publish
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
 
 from irminsul.kernels.row_movers import row_mover
 from irminsul.layout import RowLayout
@@ -33,6 +35,13 @@ from irminsul.sglang.settings import Settings
 
 LATENT, ROTARY, LAYERS = 8, 4, 2
 CONTEXT = 4096
+
+
+def publish_configuration(model_path):
+    """Publish SGLang's configuration for this process, as its scheduler does."""
+    arguments = ServerArgs(model_path=str(model_path), device="cpu", skip_tokenizer_init=True, disable_cuda_graph=True)
+    publish(arguments, role="scheduler")
+    return arguments
 
 
 class MiniServer:

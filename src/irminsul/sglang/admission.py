@@ -20,7 +20,7 @@ from sglang.srt.utils.rank_consensus_checker import rank_consensus
 
 from irminsul.plan import Mode, ReusePlan, ReusePolicy, Run, make_plan
 from irminsul.sglang.cache import IrminsulRadixCache, LockedRun
-from irminsul.sglang.requests import INFO_KEY, FoundRuns, ReuseState, StepTokens, token_array
+from irminsul.sglang.requests import ATTRIBUTE, INFO_KEY, FoundRuns, ReuseState, StepTokens, token_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +117,9 @@ class Planner:
         self._donors.settle()
         if first:
             self._begin(req, state)
-        plan, rows_left = self._plan(req, state, self._most_rows(adder), first=first), self._rows_left(adder)
+        plan = self._plan(req, state, self._most_rows(adder), first=first)
         rows = len(plan.gaps) if plan is not None and state.mode is Mode.LIVE else 1
-        if first and rows > rows_left:
+        if first and rows > self._rows_left(adder):
             # As a prompt for which there is no budget: the next batch begins with it.
             return AddReqResult.OTHER
         opened: OpenPlan | None = None
@@ -132,7 +132,8 @@ class Planner:
                 result = run()
                 state.declined += _admitted(adder, req)
         if _admitted(adder, req):
-            self._rows += 1 if opened is None else len(opened.gaps())
+            rows = 1 if opened is None else len(opened.gaps())
+            setattr(adder, ATTRIBUTE, getattr(adder, ATTRIBUTE, 0) + rows)
             if opened is not None:
                 agreed_plan(req.rid, [(run.start, run.source_start, run.length) for run in opened.runs])
                 state.open_plan = opened
@@ -164,14 +165,9 @@ class Planner:
         return most - len(adder.running_batch.reqs) if self._mixed and adder.running_batch is not None else most
 
     def _rows_left(self, adder: PrefillAdder) -> int:
-        """Return how many more rows fit into this batch."""
-        if self._adder is not adder:
-            self._adder, self._rows = adder, 0  # SGLang makes one for each batch
-        return self._most_rows(adder) - self._rows
-
-    _adder: PrefillAdder | None = None
-    _rows = 0
-    """Of its batch so far."""
+        """Return how many more rows fit into this batch, whose bookkeeping says how many it has."""
+        rows: int = getattr(adder, ATTRIBUTE, 0)
+        return self._most_rows(adder) - rows
 
     def _admit_with(
         self,

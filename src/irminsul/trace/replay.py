@@ -32,6 +32,11 @@ from irminsul.trace.records import TokenisedCall, TokenLog, Tokens
 Progress = Callable[[int], None]
 """Called with the prompt tokens of each call served."""
 
+
+def no_progress(_: int) -> None:
+    """Show nothing."""
+
+
 COMPARED = ReusePolicy(carve_out=32, min_run=32, max_runs=1_000_000, gap_cost=0, min_known=0)
 """For comparing matchers with the oracle: every run of 32 tokens counts, whatever it costs."""
 
@@ -111,7 +116,7 @@ class OracleReplay:
     """Tokens of each tail that only an earlier copy in the same tail covers, for the least L; shape [calls]."""
 
 
-def replay_prefix(log: TokenLog, config: ReplayConfig, progress: Progress) -> PrefixReplay:
+def replay_prefix(log: TokenLog, config: ReplayConfig, progress: Progress = no_progress) -> PrefixReplay:
     """Serve a log with prefix caching alone."""
     cache = _ReplayCache(config)
     prompts = np.zeros(len(log), dtype=np.int64)
@@ -137,7 +142,7 @@ def replay_matcher(
     name: str,
     prefix: PrefixReplay,
     config: ReplayConfig,
-    progress: Progress,
+    progress: Progress = no_progress,
     *,
     policy: ReusePolicy = COMPARED,
     keep_plans: frozenset[int] = frozenset(),
@@ -174,7 +179,7 @@ def replay_live(
     name: str,
     prefix: PrefixReplay,
     config: ReplayConfig,
-    progress: Progress,
+    progress: Progress = no_progress,
     *,
     policy: ReusePolicy = SHIPPED,
     keep_plans: frozenset[int] = frozenset(),
@@ -216,7 +221,7 @@ def replay_oracle(
     log: TokenLog,
     prefix: PrefixReplay,
     config: ReplayConfig,
-    progress: Progress,
+    progress: Progress = no_progress,
     lengths: tuple[int, ...] = ORACLE_LENGTHS,
 ) -> OracleReplay:
     """Measure the ceilings: every L-gram of the cache is indexed, and every L-gram of the tail looked up."""
