@@ -100,7 +100,9 @@ class ScriptedServer:
         if handler.path == "/v1/models":
             return respond(handler, 200, json.dumps({"data": [{"id": "m", "owned_by": self.owner}]}).encode())
         if handler.path == "/server_info":
+            graphs = {"prefill": {"backend": "breakable", "max_bs": 2048, "bs": [4, 2048]}, "decode": None}
             facts = {"version": "0.5.23", "page_size": 1, "launch_command": "secret", "tp_size": None}
+            facts["cuda_graph_config"] = graphs
             return respond(handler, 200, json.dumps(facts).encode())
         if handler.path == "/metrics" and self.metrics():
             return respond(handler, 200, self.metrics().encode())

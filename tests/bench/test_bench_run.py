@@ -68,7 +68,7 @@ def test_blocks_alternate_and_begin_with_a_warm_up_and_an_empty_cache(bench, scr
         "url": stock.url,
         "kind": "sglang",
         "model": "m",
-        "facts": {"version": "0.5.23", "page_size": 1},
+        "facts": {"version": "0.5.23", "page_size": 1, "cuda_graphs_prefill": "breakable, up to 2048"},
         "cache_at_start": "flushed",
         "ignore_eos": True,
     }

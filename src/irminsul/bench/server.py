@@ -204,11 +204,23 @@ def read_pool(exposition: str) -> PoolReading | None:
 async def _facts(target: Target, http: httpx.AsyncClient, kind: Kind) -> dict[str, Any]:
     if kind is Kind.SGLANG:
         told = await _json(target, http, "/server_info")
-        return {name: told[name] for name in _SGLANG_FACTS if told.get(name) is not None}
+        return {name: told[name] for name in _SGLANG_FACTS if told.get(name) is not None} | _graphs(told)
     if kind is Kind.IRMINSUL:
         told = await _json(target, http, "/health")
         return {name: told[name] for name in ("mode",) if name in told}
     return {}
+
+
+def _graphs(told: dict[str, Any]) -> dict[str, str]:
+    """Say which CUDA graphs SGLang captured: of its settings, those of graphs stand in one tree, a phase a branch."""
+    phases = told.get("cuda_graph_config")
+    if not isinstance(phases, dict):
+        return {}
+    return {
+        f"cuda_graphs_{phase}": f"{config.get('backend')}, up to {config.get('max_bs')}"
+        for phase, config in phases.items()
+        if isinstance(config, dict)
+    }
 
 
 async def _json(target: Target, http: httpx.AsyncClient, path: str) -> Any:  # noqa: ANN401
