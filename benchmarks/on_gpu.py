@@ -18,6 +18,8 @@ from steps import Place, Step, places_of_gpus, run_steps
 
 FEW_GRAPHS = '"cuda_graph_max_bs_decode": 32, "cuda_graph_max_bs_prefill": 2048'
 """SGLang's CUDA graphs for fewer sizes: captured in seconds."""
+DEFAULT_GRAPHS = '"cuda_graph_max_bs_decode": 32, "cuda_graph_max_bs_prefill": 8192'
+"""As many of prefill as SGLang captures by default; they take GPU memory, so pools are smaller."""
 TWO_RANKS = '"tp_size": 2, "disable_custom_all_reduce": true, "enforce_disable_flashinfer_allreduce_fusion": true'
 CHECK_RANKS = {"SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
 """Ranks that do not agree on a plan end the server."""
@@ -44,6 +46,13 @@ STEPS = (
     Step(
         "ttft_graphs",
         f"benchmarks/sglang_ttft.py --out {{out}} --repeats 3 --graphs --flags '{{{FEW_GRAPHS}}}'",
+        480,
+        gpus=1,
+    ),
+    Step(
+        "ttft_default",
+        "benchmarks/sglang_ttft.py --out {out} --tokens 16384 65536 --repeats 3 --graphs "
+        f"--flags '{{{DEFAULT_GRAPHS}, \"max_total_tokens\": 160000}}'",
         480,
         gpus=1,
     ),
@@ -76,7 +85,22 @@ STEPS = (
     ),
     *(
         Step(name, f"benchmarks/serve_on_gpu.py --out {{folder}} --loads {{loads}} --studies {name}", limit_s, gpus=1)
-        for name, limit_s in (("patterns", 1200), ("markers", 700), ("sessions", 400), ("logs", 900), ("pressure", 900))
+        for name, limit_s in (
+            ("patterns", 1200),
+            ("markers", 700),
+            ("sessions", 400),
+            ("logs", 1500),
+            ("pressure", 900),
+        )
+    ),
+    Step(
+        "default_graphs",
+        "benchmarks/serve_on_gpu.py --out {folder} --loads {loads} --studies patterns sessions --repeats 1 "
+        "--only agent_meta-8K agent_meta-17K agent_meta-32K agent_meta-64K "
+        "rerank-8K rerank-17K rerank-32K rerank-64K edited-20 "
+        f"--flags '{{{DEFAULT_GRAPHS}, \"max_total_tokens\": 860000}}'",
+        600,
+        gpus=1,
     ),
     Step("energy", f"benchmarks/energy.py --out {{out}} --models mla --graphs --flags '{{{FEW_GRAPHS}}}'", 420, gpus=1),
     Step(

@@ -76,8 +76,8 @@ STUDIES = {
     "patterns": Study(PATTERN_LOADS, repeats=2),
     "markers": Study(tuple(f"{load}-markers" for load in PATTERN_LOADS)),
     "sessions": Study(("edited-20",), "1,8", repeats=2),
-    "logs": Study(LOGS, "1,4,8,16,32"),
-    "pressure": Study(("logs-together",), "4", repeats=2, share_of_working_set=0.25),
+    "logs": Study(LOGS, "1,4,8,16,32", repeats=2),
+    "pressure": Study(("logs-together",), "4", repeats=4, share_of_working_set=0.25),
 }
 
 
@@ -172,11 +172,14 @@ def bench(urls: dict[str, str], loads: list[Path], out: Path, ends: float, *opti
 @contextlib.contextmanager
 def servers(flags: dict[str, Any], logs: Path, port: int, ends: float) -> Iterator[dict[str, str]]:
     """Start both servers, and end them; yields their addresses."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        (Path(folder) / "config.json").write_text(json.dumps(LITE))
+    # Always the same path: it is the model's name, and blocks of a model of another name are not measured already.
+    model = logs / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(LITE))
+    with contextlib.ExitStack() as stack:
         urls, started = {}, {}
         for number, (name, variables) in enumerate(SERVERS.items()):
-            own = {**flags, "model_path": folder, "port": port + 100 * number}
+            own = {**flags, "model_path": model, "port": port + 100 * number}
             if name == "live":
                 own["radix_cache_backend"] = "irminsul"
             log = stack.enter_context((logs / f"{name}.log").open("a"))

@@ -74,6 +74,27 @@ def test_flags_become_a_command_line():
     ]
 
 
+def test_servers_that_start_again_have_the_same_model(tmp_path, monkeypatch):
+    # A block's server is known by its model's name, too: one of another name would be measured again.
+    started = []
+
+    class Server:
+        pid = 0
+
+        def __init__(self, command, **_):
+            started.append(command)
+
+    monkeypatch.setattr(serve_on_gpu.subprocess, "Popen", Server)
+    monkeypatch.setattr(serve_on_gpu, "wait", lambda *_: None)
+    monkeypatch.setattr(serve_on_gpu, "end", lambda *_: None)
+    for _ in range(2):
+        with serve_on_gpu.servers({}, tmp_path, 31000, 0.0) as urls:
+            assert list(urls) == ["stock", "live"]
+    assert started[:2] == started[2:]
+    model = Path(started[0][started[0].index("--model-path") + 1])
+    assert json.loads((model / "config.json").read_text()) == serve_on_gpu.LITE
+
+
 def test_every_load_of_a_study_is_one_that_can_be_made():
     made = {
         f"{p}-{length}{s}" for p in serve_loads.PATTERNS for length in serve_loads.LENGTHS for s in ("", "-markers")
