@@ -2,11 +2,12 @@
 
     python benchmarks/on_gpu.py --out DIR --checkpoint DIRECTORY --texts FILE.jsonl --loads DIR [--only NAMES]
 
-Needs SGLang 0.5.23, the project on the path, a built smollm2-mla (`irminsul model build smollm2-mla`), a text file for
-its prompts (benchmarks/held_out.py) and the loads of benchmarks/serve_loads.py; steps that need something that is not
-given are not run. On a host of several GPUs one step runs on each, on cores of its own; what needs two GPUs runs first,
-alone. A step that fails or runs into its limit does not stop the others; what it wrote stays, its output is in
-DIR/NAME.log. DIR/steps.json says what became of each. Exit 1 if any did not end well.
+Needs SGLang 0.5.23, GPUs of 140 GB, the project on the path, a built smollm2-mla (`irminsul model build smollm2-mla`),
+a text file for its prompts (benchmarks/held_out.py) and the loads of benchmarks/serve_loads.py; steps that need
+something that is not given are not run. All of it takes two to three hours on one GPU. On a host of several GPUs one
+step runs on each, on cores of its own; what needs two GPUs runs first, alone. A step that fails or runs into its limit
+does not stop the others; what it wrote stays, its output is in DIR/NAME.log. DIR/steps.json says what became of each.
+Exit 1 if any did not end well.
 """
 
 import argparse
@@ -118,15 +119,19 @@ def main() -> int:
     """Run the steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    for name in ("checkpoint", "texts", "loads"):
-        parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], metavar="NAME")
+    parser.add_argument("--checkpoint", type=Path, help="a built smollm2-mla")
+    parser.add_argument("--texts", type=Path, help="agent.jsonl of benchmarks/held_out.py")
+    parser.add_argument("--loads", type=Path, help="what benchmarks/serve_loads.py made, with all five logs")
+    names = [step.name for step in STEPS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for all steps together")
     parser.add_argument("--one-at-a-time", action="store_true", help="one step at a time, whatever GPUs there are")
     arguments = parser.parse_args()
     given = {name: path for name in ("checkpoint", "texts", "loads") if (path := getattr(arguments, name)) is not None}
     steps = [step for step in STEPS if arguments.only is None or step.name in arguments.only]
     places = [Place()] if arguments.one_at_a_time else places_of_gpus()
+    if arguments.out.exists() and not arguments.out.is_dir():
+        parser.error(f"--out {arguments.out} is a file")
     return run_steps(steps, arguments.out, given, arguments.limit, places)
 
 

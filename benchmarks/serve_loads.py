@@ -51,7 +51,8 @@ def main() -> None:
     """Make loads, and list them beside those that were made before."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tokenizer", required=True, help="a directory with tokenizer.json, of the model's vocabulary")
+    vocabulary = "a directory with tokenizer.json, of ids that the model has (benchmarks/results: that of smollm2-mla)"
+    parser.add_argument("--tokenizer", required=True, help=vocabulary)
     parser.add_argument("--logs", type=Path, nargs="*", default=[])
     parser.add_argument("--max-prompt-tokens", type=int, default=30_000, help="of calls of logs")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of loads")

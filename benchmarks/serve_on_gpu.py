@@ -14,6 +14,9 @@ its blocks.
   sessions   eight sessions of twenty turns that edit their history, one and eight at a time
   logs       real agent logs, 1, 4, 8, 16 and 32 at a time
   pressure   sessions of all logs that come and go, four calls at a time, in a pool of a quarter of what they hold
+
+Two servers of 31 GB and up to 900,000 slots (28 GB) each need a GPU of 140 GB. On an H200 the servers start in 90 s;
+then patterns take about 11 minutes, markers 6, sessions 3, logs 18, pressure 8.
 """
 
 import argparse
@@ -34,7 +37,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import serve_results
-from irminsul.bench.results import BLOCKS
+from irminsul.bench.pace import parse_paces
+from irminsul.bench.results import BLOCKS, read_blocks
+from irminsul.errors import InputError
 from sglang_ttft import DUMMY, LITE
 
 START_LIMIT_S = 300
@@ -89,16 +94,22 @@ def main() -> int:
     parser.add_argument("--studies", nargs="+", default=list(STUDIES), choices=STUDIES, metavar="NAME")
     parser.add_argument("--only", nargs="+", metavar="LOAD", help="of a study's loads")
     parser.add_argument("--concurrency", help="instead of the study's own")
-    parser.add_argument("--repeats", type=int, help="instead of the study's own")
-    parser.add_argument("--flags", type=json.loads, default={}, help="more flags of both servers, as JSON")
-    parser.add_argument("--port", type=int, default=31000)
-    parser.add_argument("--limit", type=float, default=float("inf"))
+    parser.add_argument("--repeats", type=at_least_one, help="instead of the study's own")
+    parser.add_argument(
+        "--flags", type=flags_of_servers, default={}, help="more flags of both servers, as a JSON object"
+    )
+    parser.add_argument("--port", type=at_least_one, default=31000, help="of stock; live has the one 100 above (31000)")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for everything")
     arguments = parser.parse_args()
     if not (arguments.loads / "loads.json").is_file():
         parser.error(f"{arguments.loads} has no loads.json; benchmarks/serve_loads.py makes it")
     known = {load for name in arguments.studies for load in STUDIES[name].loads}
     if unknown := set(arguments.only or ()) - known:
         parser.error(f"no load {min(unknown)!r} in these studies; there are {', '.join(sorted(known))}")
+    try:
+        parse_paces(arguments.concurrency, None)
+    except InputError as error:
+        parser.error(f"--concurrency: {error}")
     # As Ctrl-C: the servers are ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     ends = time.monotonic() + arguments.limit
@@ -110,6 +121,30 @@ def main() -> int:
     if failed:
         print(f"not complete: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))
+
+
+def at_least_one(text: str) -> int:
+    """Read a whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def flags_of_servers(text: str) -> dict[str, str | int | float | bool]:
+    """Read flags for ``sglang serve``: names with underscores, and text, numbers or true."""
+    try:
+        flags = json.loads(text)
+    except (ValueError, RecursionError):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:80]!r}") from None
+    if not isinstance(flags, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:80]!r}")
+    for name, value in flags.items():
+        if name in ("port", "model_path", "radix_cache_backend"):
+            raise argparse.ArgumentTypeError(f"{name} is not to be chosen: this program sets it")
+        if value is False or not isinstance(value, str | int | float):
+            raise argparse.ArgumentTypeError(f"{name} must be text, a number or true, got {json.dumps(value)[:80]}")
+    return flags
 
 
 def by_pool(names: list[str], facts: dict[str, dict[str, int]]) -> dict[int, list[str]]:
@@ -145,12 +180,13 @@ def run(slots: int, names: list[str], arguments: argparse.Namespace, ends: float
                 [arguments.loads / f"{load}.jsonl.zst" for load in loads],
                 out,
                 ends,
-                *("--concurrency", arguments.concurrency or study.concurrency, "--keep-requests"),
-                *("--repeats", str(arguments.repeats or study.repeats)),
+                *("--concurrency", study.concurrency if arguments.concurrency is None else arguments.concurrency),
+                *("--repeats", str(arguments.repeats or study.repeats), "--keep-requests"),
             )
             if not complete:
                 failed.append(name)
-            if (out / BLOCKS).exists():
+            # A study that was cut short before its first block has an empty file.
+            if (out / BLOCKS).exists() and read_blocks(out):
                 serve_results.write(out, arguments.out / f"{name}.json")
     return failed
 

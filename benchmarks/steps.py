@@ -17,6 +17,8 @@ from threading import Lock, current_thread, main_thread
 from typing import TypeAlias
 
 ROOT = Path(__file__).parent.parent
+PATIENCE_S = 90
+"""For what a step does when it is told to end."""
 
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 
@@ -140,6 +142,11 @@ def run_step(step: Step, out: Path, given: Mapping[str, Path], left_s: float, pl
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """End a step, and whatever it has started and left."""
+    # First as Ctrl-C would: a step's servers may be in sessions of their own, and only the step can end those.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

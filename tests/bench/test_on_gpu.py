@@ -60,6 +60,21 @@ def test_steps_tell_how_they_ended(tmp_path, capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) == len(run)
 
 
+def test_a_step_can_end_what_it_started_elsewhere(tmp_path):
+    # benchmarks/serve_on_gpu.py has servers in sessions of their own, which nobody else could end.
+    program = tmp_path / "step.py"
+    program.write_text(
+        "import signal, subprocess, sys, time\n"
+        "server = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "print(server.pid, flush=True)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+        "try:\n    time.sleep(60)\nfinally:\n    server.kill()\n    server.wait()\n"
+    )
+    assert steps.run_steps([Step("serves", f"{program}", 3)], tmp_path, {}, 60, [Place()]) == 1
+    server = int((tmp_path / "serves.log").read_text())
+    assert not Path(f"/proc/{server}").exists()
+
+
 def test_nothing_runs_when_the_time_is_over(tmp_path):
     assert steps.run_steps([Step("late", "-c 'print(1)'", 60)], tmp_path, {}, 0, [Place()]) == 1
     assert not (tmp_path / "late.log").exists()

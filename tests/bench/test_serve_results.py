@@ -1,5 +1,6 @@
 """benchmarks/serve_results.py and serve_loads.py: studies in short, and the loads they send."""
 
+import argparse
 import gzip
 import json
 import sys
@@ -72,6 +73,12 @@ def test_flags_become_a_command_line():
         "--enable-metrics",
         *("--port", "1"),
     ]
+
+
+@pytest.mark.parametrize("flags", ["[]", "{x", "null", '{"port": 1}', '{"a": null}', '{"a": false}', "[" * 100_000])
+def test_flags_are_an_object_of_what_a_command_line_can_say(flags):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"must be|is not to be chosen"):
+        serve_on_gpu.flags_of_servers(flags)
 
 
 def test_servers_that_start_again_have_the_same_model(tmp_path, monkeypatch):
