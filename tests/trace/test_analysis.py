@@ -97,6 +97,22 @@ def test_the_verdict_keeps_its_thresholds(prompt: int, prefix: int, recovered: i
     assert changed.worth is worth
 
 
+@pytest.mark.parametrize(
+    ("half", "recovered", "is_told"), [(4095.0, 500, True), (4096.0, 500, False), (900.0, 0, False)]
+)
+def test_the_verdict_says_if_prompts_are_too_short_for_a_faster_first_token(
+    half: float, recovered: int, is_told: bool
+) -> None:
+    analysis = analysed(rag_log(2))
+    changed = replace(
+        analysis,
+        prompt_lengths=(100.0, 200.0, half, 9000.0, 9000.0),
+        totals=replace(analysis.totals, prompt_tokens=1000, prefix_tokens=0),
+        compute=replace(analysis.compute, tokens_now=1000, tokens_then=1000 - recovered),
+    )
+    assert ("the first token hardly comes sooner" in changed.verdict) is is_told
+
+
 def test_a_model_gives_flops() -> None:
     analysis = analysed(rag_log(), model=ModelCost("m", 100, 10))
     now, then = analysis.compute.flops_now, analysis.compute.flops_then
