@@ -242,14 +242,40 @@ def ttft_of_load(stock: OfServer, live: OfServer) -> list[str]:
     ]
 
 
+LATENCIES = (
+    *(("TTFT", "ttft_ms", quantile) for quantile in ("mean", "p95", "p99")),
+    *(("between tokens", "itl_ms", quantile) for quantile in ("p50", "p95", "p99")),
+    *(("whole request", "end_to_end_ms", quantile) for quantile in ("p50", "p95", "p99")),
+)
+"""Heading, name in a row and quantile."""
+
+
+def latencies(*names: str) -> str:
+    """Times of live over stock's, each of medians over repeats."""
+
+    def rows() -> Iterator[list[str]]:
+        for name in names:
+            for (load, pace), (stock, live) in pairs(name):
+                ratios = (middle_ms(live, time, q) / middle_ms(stock, time, q) for _, time, q in LATENCIES)
+                yield [load, pace.removesuffix(" at once"), *(f"{ratio:.2f}" for ratio in ratios)]
+
+    header = ("load", "at once", *(f"{heading}, {quantile}" for heading, _, quantile in LATENCIES))
+    return markdown_table(header, rows(), numbers=True)
+
+
 def middle(rows: OfServer, name: str) -> float:
     """Median over repeats."""
     return float(statistics.median(row[name] for row in rows))
 
 
+def middle_ms(rows: OfServer, time: str, quantile: str) -> float:
+    """Median over repeats, in ms."""
+    return float(statistics.median(row[time][quantile] for row in rows))
+
+
 def middle_ttft(rows: OfServer, quantile: str) -> float:
     """Median over repeats, in ms."""
-    return float(statistics.median(row["ttft_ms"][quantile] for row in rows))
+    return middle_ms(rows, "ttft_ms", quantile)
 
 
 def rate_ratio(stock: OfServer, live: OfServer) -> float:
@@ -471,6 +497,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "sessions-default": lambda: served("serve_sessions_default"),
     "turns": turns,
     "logs": lambda: served("serve_logs"),
+    "latencies": lambda: latencies("serve_sessions", "serve_logs", "serve_pressure"),
     "pressure": lambda: served("serve_pressure"),
     "pressure-counted": pressure_counted,
     "half-or-nothing": half_or_nothing,
