@@ -17,6 +17,7 @@ import typer
 from irminsul import __version__
 from irminsul.errors import InputError, IrminsulError
 from irminsul.output_files import replace_lines
+from irminsul.safe_text import printable
 
 if TYPE_CHECKING:
     from irminsul.engine.engine import EngineConfig
@@ -64,7 +65,7 @@ def main() -> None:
     try:
         app()
     except IrminsulError as error:
-        sys.stderr.write(f"irminsul: {_printable(str(error))}\n")
+        sys.stderr.write(f"irminsul: {printable(_shortened(str(error)))}\n")
         raise SystemExit(1) from None
     except OSError as error:
         # Files of ours are looked after where they are written; this is the standard output, or somebody's cache.
@@ -77,12 +78,9 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _printable(text: str) -> str:
-    """Write what a terminal would obey, or break the line at, as Python writes it in a string; not at any length."""
-    if len(text) > _MAX_TOLD:
-        # What a file holds is repeated by some libraries as it is; the beginning and the end say what is wrong.
-        text = f"{text[: _MAX_TOLD // 2]} ... {text[-_MAX_TOLD // 2 :]}"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def _shortened(text: str) -> str:
+    """Return the beginning and the end of a long message: some libraries repeat what a file holds as it is."""
+    return text if len(text) <= _MAX_TOLD else f"{text[: _MAX_TOLD // 2]} ... {text[-_MAX_TOLD // 2 :]}"
 
 
 def _version(show: bool) -> None:  # noqa: FBT001
@@ -418,7 +416,7 @@ def bench_serve(
             timeout_s=timeout,
             keep_cache=keep_cache,
             keep_requests=keep_requests,
-            api_key=os.environ.get("IRMINSUL_API_KEY"),
+            api_key=os.environ.get("IRMINSUL_API_KEY") or None,
         ),
         out,
     )

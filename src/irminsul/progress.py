@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 _Step = TypeVar("_Step")
 
@@ -23,9 +24,10 @@ def progress_bar(
         first: what the bar says before there is one.
     """
     if not console.is_terminal:
-        yield lambda step: console.print(describe(step), highlight=False)
+        # Names in it are not ours: as Text, brackets and colons in them are no markup.
+        yield lambda step: console.print(Text(describe(step)))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(first, total=total)
         yield lambda step: progress.update(task, advance=1, description=describe(step))

@@ -139,7 +139,7 @@ ABORTED = {"meta_info": {"finish_reason": {"type": "abort", "message": "no room"
         (lambda *_: [FIRST, SECOND, {"error": {"message": "engine failed"}}, "[DONE]"], "error event", "engine", 0),
         (lambda *_: [FIRST, SECOND, "{half", "[DONE]"], "malformed event", "JSONDecodeError", 0),
         (lambda *_: [FIRST, {"choices": [{}]}, "[DONE]"], "malformed event", "KeyError('delta')", 0),
-        (lambda *_: [FIRST, "[]", "[DONE]"], "malformed event", "AttributeError", 0),
+        (lambda *_: [FIRST, "[]", "[DONE]"], "malformed event", "an object was expected, got list", 0),
         (lambda *_: [FIRST, "[DONE]"], "no output", "the stream had no token", 0),
         (lambda *_: [FIRST, 3, SECOND], "timeout", "ReadTimeout", 0),
     ],

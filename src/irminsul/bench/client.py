@@ -6,6 +6,7 @@ not yet a whole character), with SGLang's own a new token.
 """
 
 import json
+import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -19,11 +20,16 @@ import httpx
 
 from irminsul.bench import load
 from irminsul.bench.load import Call
+from irminsul.safe_text import encodable
 from irminsul.sglang.usage import reuse_usage
+from irminsul.trace.lines import kind_of
 
 TOKEN_CLASSES = ("prefix", "approximate_prefix", "shifted", "computed")
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 _LONGEST_MESSAGE = 300
+_LONGEST_WAIT_S = 1e9
+"""Of what is believed; whoever waits has bounds of its own. Hundreds of digits are infinity, which no file can hold."""
+_MOST_TOKENS = 10**15 - 1
 
 
 @dataclass(frozen=True)
@@ -154,15 +160,26 @@ async def send(http: httpx.AsyncClient, form: RequestForm, call: Call, began: fl
         token_classes=stream.answer.token_classes,
         status=status,
         error=kind,
-        message=message[:_LONGEST_MESSAGE],
+        message=encodable(message[:_LONGEST_MESSAGE]),
         retry_after_s=retry_after,
     )
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """Read what a server sends as a JSON object; ValueError if it is none."""
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"an object was expected, got {kind_of(value)}")  # noqa: TRY004
+    return value
 
 
 def error_message(body: bytes) -> str:
     """Return what a server says about an error: OpenAI's form, or the beginning of the body as text."""
     try:
-        error = json.loads(body)["error"]
+        error = json_object(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except _MALFORMED:
         return body[:_LONGEST_MESSAGE].decode(errors="replace")
@@ -191,9 +208,10 @@ class _ChatAnswer:
     def take(self, event: dict[str, Any]) -> bool:
         usage = event.get("usage")
         if usage:
-            self.prompt_tokens, self.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            self.prompt_tokens = _count("prompt_tokens", usage["prompt_tokens"])
+            self.completion_tokens = _count("completion_tokens", usage["completion_tokens"])
             self.token_classes = _classes(
-                usage["prompt_tokens"],
+                self.prompt_tokens,
                 usage.get("irminsul"),
                 (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
             )
@@ -221,13 +239,14 @@ class _IdsAnswer:
         reason = info.get("finish_reason") or {}
         if reason.get("type") == "abort":
             raise _FailedError("aborted", str(reason.get("message", "")))
-        brought = bool(info["completion_tokens"] > (self.completion_tokens or 0))
-        self.prompt_tokens, self.completion_tokens = info["prompt_tokens"], info["completion_tokens"]
+        known = self.completion_tokens or 0
+        self.prompt_tokens = _count("prompt_tokens", info["prompt_tokens"])
+        self.completion_tokens = _count("completion_tokens", info["completion_tokens"])
         counters = info.get("irminsul")
         self.token_classes = _classes(
             self.prompt_tokens, reuse_usage(counters[-1]) if counters else None, info.get("cached_tokens")
         )
-        return brought
+        return self.completion_tokens > known
 
 
 _ANSWERS: dict[load.Protocol, Callable[[], _Answer]] = {
@@ -262,7 +281,7 @@ class _Stream:
     def _take(self, data: bytes) -> None:
         now = time.perf_counter()
         try:
-            event = json.loads(data)
+            event = json_object(data)
             if event.get("error"):
                 raise _FailedError("error event", error_message(data))
             brought = self.answer.take(event)
@@ -285,21 +304,33 @@ async def _event_data(response: httpx.Response) -> AsyncGenerator[bytes]:
                 yield line.removeprefix(b"data:").strip()
 
 
-def _classes(prompt_tokens: int, counted: dict[str, Any] | None, cached_tokens: int | None) -> dict[str, int] | None:
-    """Return the classes a server tells apart: all four, what its prefix cache had and the rest, or nothing."""
+def _classes(prompt_tokens: int, counted: dict[str, Any] | None, cached_tokens: object) -> dict[str, int] | None:
+    """Return the classes a server tells apart: all four, what its prefix cache had and the rest, or nothing.
+
+    The four need not add up to the prompt: the plugin counts nothing more of a request that SGLang retracts in the
+    middle of its prompt.
+    """
     if counted is not None:
-        return {name: int(counted[name]) for name in TOKEN_CLASSES}
+        return {name: _count(name, counted[name], most=prompt_tokens) for name in TOKEN_CLASSES}
     if cached_tokens is not None:
-        return {"prefix": int(cached_tokens), "computed": prompt_tokens - int(cached_tokens)}
+        cached = _count("cached_tokens", cached_tokens, most=prompt_tokens)
+        return {"prefix": cached, "computed": prompt_tokens - cached}
     return None
+
+
+def _count(name: str, value: object, most: int = _MOST_TOKENS) -> int:
+    """Return a number of tokens that a server told; ValueError if it can be none."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise ValueError(f"{name} must be a whole number from 0 to {most}, got {reprlib.repr(value)}")
+    return value
 
 
 def _retry_after(response: httpx.Response) -> float:
     """Return the seconds of a Retry-After header, which may be a date; 0 if there is none that can be read."""
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
-        return float(text)
+        return min(float(text), _LONGEST_WAIT_S)
     try:
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(tz=UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0

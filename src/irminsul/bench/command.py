@@ -6,11 +6,13 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from irminsul.api_key import check_api_key
 from irminsul.bench.load import LoadOptions, read_load
 from irminsul.bench.report import markdown, write_html
 from irminsul.bench.results import BLOCKS, REQUESTS, ResultFiles, only_writer, read_blocks
 from irminsul.bench.run import BenchConfig, check_servers, run
 from irminsul.bench.server import BenchError, parse_targets
+from irminsul.errors import InputError
 from irminsul.output_files import require_writable
 
 _INTERRUPTED = 130
@@ -27,10 +29,14 @@ def serve_command(
     """
     console = Console(stderr=True)
     targets = parse_targets(servers)
+    if config.api_key is not None:
+        check_api_key(config.api_key)
     with only_writer(out):
         files = ResultFiles(out)
         check_servers(targets, config)
         made = [read_load(text, options) for text in loads]
+        if len({load.fingerprint for load in made}) < len(made):
+            raise InputError(f"loads must be different, got the same calls twice in {', '.join(loads)}")
         try:
             blocks = run(targets, made, config, files, console)
         except KeyboardInterrupt:

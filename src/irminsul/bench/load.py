@@ -13,6 +13,7 @@ import numpy as np
 
 from irminsul.errors import InputError
 from irminsul.namespace import Namespace
+from irminsul.safe_text import encodable
 from irminsul.trace.command import parse_tokens
 from irminsul.trace.lines import LineError, Notes
 from irminsul.trace.patterns import PATTERNS, generate, marker_line
@@ -129,7 +130,7 @@ def read_load(text: str, options: LoadOptions) -> Load:
     """
     notes = Notes()
     if Path(text).is_file():
-        name, calls = Path(text).name, _in_time_order(read_calls([text], options.form, notes=notes))
+        name, calls = encodable(Path(text).name), _in_time_order(read_calls([text], options.form, notes=notes))
     else:
         name, calls = text, _pattern_calls(text, options)
     load = _chosen(name, calls, options, notes)
@@ -186,7 +187,7 @@ def _chosen(name: str, calls: Iterable[LoggedCall], options: LoadOptions, notes:
         # A log that names no session says nothing of what waited for what.
         key = (info.session, info.thread) if info.session is not None else len(chosen)
         session = sessions.setdefault(key, len(sessions))
-        chosen.append(Call(f"{Path(info.file).name}:{info.line}", session, prompt, n_tokens))
+        chosen.append(Call(encodable(f"{Path(info.file).name}:{info.line}"), session, prompt, n_tokens))
         if len(chosen) == options.calls:
             break
     return Load(name, tuple(chosen), left_out, tuple(notes.sentences()))
@@ -204,7 +205,12 @@ class _Prompts:
         """Return the members of a request's object, and the prompt's tokens where they are needed."""
         ids = self._ids(call) if self._as_ids or self._options.max_prompt_tokens is not None else None
         members = {"input_ids": ids} if self._as_ids else _messages(call)
-        return json.dumps(members)[1:-1].encode(), None if ids is None else len(ids)
+        try:
+            text = json.dumps(members, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            # A log may have 1e999, which Python reads as infinity.
+            raise InputError(f"{call.info.place} cannot be sent as JSON: {error}") from None
+        return text[1:-1].encode(), None if ids is None else len(ids)
 
     def _ids(self, call: LoggedCall) -> list[int]:
         if not isinstance(call.prompt, Chat | str):

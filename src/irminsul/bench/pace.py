@@ -16,6 +16,8 @@ from irminsul.bench.load import Load
 from irminsul.errors import InputError
 
 EXPONENTIAL = "exponential"
+_LEAST_RATE = 0.001
+_MOST_DIGITS = 15
 
 Send: TypeAlias = Callable[[int], Awaitable[None]]
 """Sends a call, given its index; returns when it has ended."""
@@ -82,12 +84,15 @@ def parse_paces(concurrency: str | None, arrival_rate: str | None) -> tuple[Pace
     if concurrency is not None and arrival_rate is not None:
         raise InputError("give --concurrency (a closed loop) or --arrival-rate (an open one), not both")
     if arrival_rate is not None:
-        rates = [_positive(text) for text in arrival_rate.split(",")]
-        if None in rates:
-            raise InputError(f"arrival rates are numbers above 0, separated by commas, got {arrival_rate!r}")
-        return tuple(PerSecond(rate) for rate in dict.fromkeys(rates) if rate is not None)
+        rates = [_positive(text) or 0.0 for text in arrival_rate.split(",")]
+        if min(rates) < _LEAST_RATE:
+            raise InputError(
+                f"arrival rates are numbers of at least {_LEAST_RATE} (requests a second), separated by commas, got "
+                f"{arrival_rate!r}"
+            )
+        return tuple(map(PerSecond, dict.fromkeys(rates)))
     text = "1" if concurrency is None else concurrency
-    counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    counts = [_count(part.strip()) for part in text.split(",")]
     if min(counts) < 1:
         raise InputError(f"concurrencies are whole numbers of at least 1, separated by commas, got {text!r}")
     return tuple(AtOnce(count) for count in dict.fromkeys(counts))
@@ -159,6 +164,11 @@ async def _open(
     async with asyncio.TaskGroup() as group:
         for index, before in enumerate(predecessors):
             group.create_task(one(index, before))
+
+
+def _count(text: str) -> int:
+    """Read a whole number; 0 if it is none. Python itself refuses thousands of digits."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else 0
 
 
 def _positive(text: str, *, zero: bool = False) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from irminsul.bench.results import Block
 from irminsul.html_page import render_page, write_page
 from irminsul.markdown import markdown_table
+from irminsul.safe_text import printable
 
 ABSENT = "-"
 _BUSY_CLIENT = 0.8
@@ -183,9 +184,11 @@ def make_report(blocks: Sequence[Block]) -> Report:
 def markdown(blocks: Sequence[Block]) -> str:
     """Return the tables as Markdown."""
     report = make_report(blocks)
-    parts = ["\n".join(f"- {fact}" for fact in report.facts)] if report.facts else ["No block has been measured."]
+    # What servers say of themselves, and names of files, may hold what a terminal obeys.
+    facts = "\n".join(f"- {printable(fact)}" for fact in report.facts)
+    parts = [facts or "No block has been measured."]
     for table in report.tables:
-        rows = [[cell.replace("|", "/") for cell in row] for row in table.rows]
+        rows = [[printable(cell).replace("|", "/") for cell in row] for row in table.rows]
         parts.append(f"## {table.title}\n\n{markdown_table(table.columns, rows)}")
     return "\n\n".join(parts) + "\n"
 

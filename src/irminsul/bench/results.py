@@ -1,7 +1,8 @@
 """The files of a benchmark: ``blocks.jsonl``, one JSON object a block, and ``requests.jsonl.gz``, one a request.
 
-A line is written when its block has ended and stays. What an interrupted write left is dropped: a line without an end,
-requests without their block. The fields of a block are in docs/bench.md.
+A line is written when its block has ended and stays; its requests are written before it. So an interrupted write leaves
+at most the beginning of a last line, and requests of one last block, whole or not, whose line is missing. These are
+dropped; anything else is no trace of ours, and refused. The fields of a block are in docs/bench.md.
 """
 
 import fcntl
@@ -10,10 +11,10 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from irminsul.bench.client import Measured
 from irminsul.errors import InputError
@@ -22,6 +23,9 @@ from irminsul.trace.lines import LineError, parse_object
 
 FORMAT = 1
 BLOCKS, REQUESTS = "blocks.jsonl", "requests.jsonl.gz"
+_BEGINNING = f'{{"format": {FORMAT}, "id": "'.encode()
+"""Of every line of blocks."""
+_BUFFER_BYTES = 2**20
 
 Block: TypeAlias = dict[str, Any]
 """A measured block, as it stands in the file."""
@@ -31,27 +35,55 @@ class ResultFiles:
     """Results of one folder; made if it is missing.
 
     Raises:
-        InputError: the folder cannot be written to, or holds a file of these names that is something else.
+        InputError: the folder cannot be written to, or its files hold what no interrupted write leaves. Nothing is
+            changed then.
     """
 
     def __init__(self, folder: Path) -> None:
         require_folder(folder, BLOCKS, REQUESTS)
         self.folder = folder
-        path = folder / BLOCKS
-        if path.exists():
-            _cut_unfinished_line(path)
-        self.blocks = read_blocks(folder) if path.exists() else []
-        if (folder / REQUESTS).exists():
-            _cut_unfinished_requests(folder / REQUESTS, {block["id"] for block in self.blocks})
+        blocks, requests = folder / BLOCKS, folder / REQUESTS
+        content = _read(blocks) if blocks.exists() else b""
+        self.blocks, end = _parse_blocks(blocks, content)
+        members = [(member.start, _block_of(requests, member)) for member in _members(requests)]
+        known = {block["id"] for block in self.blocks}
+        self.with_requests = known & {block for _, block in members}
+        """Blocks whose requests are kept, by ``id``."""
+        strays = sum(block not in known for _, block in members[:-1])
+        if strays:
+            raise InputError(
+                f"{requests} has requests of blocks that are not in {BLOCKS}: {strays} of them before its last one, "
+                f"which no interrupted write leaves; put {BLOCKS} back, or move {requests} away"
+            )
+        try:
+            if members and members[-1][1] not in known:
+                os.truncate(requests, members[-1][0])
+            if end < len(content):
+                os.truncate(blocks, end)
+            elif content and not content.endswith(b"\n"):
+                _append(blocks, b"\n")
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
 
     def append(self, block: Block, requests: Sequence[Measured] | None) -> None:
-        """Keep a block and, if given, its requests; InputError if the disk will not."""
+        """Keep a block and, if given, its requests.
+
+        Raises:
+            InputError: the block could not be read again, and nothing is written; or the disk will not.
+        """
+        path = self.folder / BLOCKS
+        try:
+            line = json.dumps(block, allow_nan=False).encode()
+            lines = [json.dumps({"block": block["id"], **one.as_json()}, allow_nan=False) for one in requests or ()]
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"cannot write to {self.folder}: {error}") from error
+        _block(path, len(self.blocks) + 1, line)
         try:
             if requests is not None:
-                lines = (json.dumps({"block": block["id"], **one.as_json()}) for one in requests)
                 # Each block is a member of its own: gzip files may be joined.
-                _append(self.folder / REQUESTS, gzip.compress("".join(f"{line}\n" for line in lines).encode()))
-            _append(self.folder / BLOCKS, f"{json.dumps(block)}\n".encode())
+                _append(self.folder / REQUESTS, gzip.compress("".join(f"{one}\n" for one in lines).encode()))
+                self.with_requests.add(block["id"])
+            _append(path, line + b"\n")
         except OSError as error:
             raise InputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
         self.blocks.append(block)
@@ -83,20 +115,52 @@ def read_blocks(folder: Path) -> list[Block]:
         InputError: there is no such file, or a line is no block of this format.
     """
     path = folder / BLOCKS
+    return _parse_blocks(path, _read(path))[0]
+
+
+def read_requests(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the requests of a folder's blocks; nothing if they were not kept.
+
+    Requests that are being written, or whose block was never finished, are left out.
+
+    Raises:
+        InputError: a file is damaged or cannot be read.
+    """
+    path = folder / REQUESTS
+    if not path.exists():
+        return
+    known = {block["id"] for block in read_blocks(folder)}
+    for member in _members(path):
+        for request in _requests(path, member):
+            if request["block"] in known:
+                yield request
+
+
+def _read(path: Path) -> bytes:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    # An unfinished last line is of a block that is being written, or that was never finished.
-    return [_block(path, number, line) for number, line in enumerate(lines, start=1) if line.endswith("\n")]
 
 
-def _block(path: Path, number: int, line: str) -> Block:
+def _parse_blocks(path: Path, content: bytes) -> tuple[list[Block], int]:
+    """Return the blocks and where the last one ends; behind it stands at most the beginning of a block's line."""
+    *lines, rest = content.split(b"\n")
+    blocks = [_block(path, number, line) for number, line in enumerate(lines, start=1)]
+    if not rest:
+        return blocks, len(content)
     try:
-        block = parse_object(line)
-    except LineError as reason:
+        return [*blocks, _block(path, len(lines) + 1, rest)], len(content)
+    except InputError as reason:
+        if not rest.startswith(_BEGINNING[: len(rest)]):
+            raise InputError(f"{reason}; it is not the beginning of a block either, move the file away") from None
+        return blocks, len(content) - len(rest)
+
+
+def _block(path: Path, number: int, line: bytes) -> Block:
+    try:
+        block = parse_object(line.decode())
+    except (LineError, UnicodeDecodeError) as reason:
         raise InputError(f"{path}, line {number}: {reason}") from None
     if block.get("format") != FORMAT:
         raise InputError(f"{path}, line {number}: no block of format {FORMAT}")
@@ -177,37 +241,52 @@ def _append(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _cut_unfinished_requests(path: Path, blocks: Container[str]) -> None:
-    """Drop requests at the end that were not written whole, or whose block was not."""
+class _Member(NamedTuple):
+    """A member of a gzip file, which holds the requests of one block."""
+
+    start: int
+    text: bytes | None
+    """None if it is not whole; then it is the last one."""
+
+
+def _members(path: Path) -> Iterator[_Member]:
+    """Yield the members of a gzip file, one in memory at a time; none if there is no such file."""
+    if not path.exists():
+        return
     try:
-        with path.open("rb+") as file:
-            content = file.read()
-            members = list(_members(content))
-            while members and members[-1][1] not in blocks:
-                members.pop()
-            file.truncate(members[-1][0] if members else 0)
+        with path.open("rb") as file:
+            data = file.read(_BUFFER_BYTES)
+            while data:
+                start = file.tell() - len(data)
+                reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+                text = bytearray()
+                while data and not reader.eof:
+                    text += reader.decompress(data)
+                    data = reader.unused_data or file.read(_BUFFER_BYTES)
+                yield _Member(start, bytes(text) if reader.eof else None)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (zlib.error, ValueError, LookupError, TypeError) as error:
+    except zlib.error as error:
         raise InputError(f"cannot read {path}, move it away: {error}") from error
 
 
-def _members(content: bytes) -> Iterator[tuple[int, str]]:
-    """Yield where each whole member of a gzip file ends, and the block whose requests it holds."""
-    end = 0
-    while end < len(content):
-        reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        text = reader.decompress(memoryview(content)[end:])
-        if not reader.eof:
-            return
-        end = len(content) - len(reader.unused_data)
-        yield end, json.loads(text[: text.index(b"\n")])["block"]
+def _requests(path: Path, member: _Member) -> Iterator[dict[str, Any]]:
+    """Yield the requests of a member; none of one that is not whole."""
+    for line in (member.text or b"").splitlines():
+        try:
+            request = parse_object(line.decode())
+        except (LineError, UnicodeDecodeError) as reason:
+            raise InputError(f"cannot read {path}, move it away: {reason}") from None
+        if not isinstance(request.get("block"), str):
+            raise InputError(f"cannot read {path}, move it away: a request names no block")
+        yield request
 
 
-def _cut_unfinished_line(path: Path) -> None:
-    try:
-        with path.open("rb+") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+def _block_of(path: Path, member: _Member) -> str | None:
+    """Return the block whose requests a member holds; None if it is not whole."""
+    if member.text is None:
+        return None
+    for request in _requests(path, member):
+        block: str = request["block"]
+        return block
+    raise InputError(f"cannot read {path}, move it away: a part of it holds no request")

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.text import Text
 
 from irminsul import __version__
 from irminsul.bench.client import Measured, RequestForm, request_form, send
@@ -26,8 +27,10 @@ from irminsul.bench.pace import AtOnce, Pace, ThinkTime, replay
 from irminsul.bench.results import FORMAT, Block, ResultFiles, digest
 from irminsul.bench.server import BenchError, CacheAtStart, Server, Target
 from irminsul.bench.summary import pool_change, summarise
+from irminsul.errors import InputError
 from irminsul.machine import cpu_name, usable_cores
 from irminsul.progress import progress_bar
+from irminsul.safe_text import encodable, printable
 
 _CONNECT_SECONDS = 10
 # Shorter than servers keep an idle connection: one that the server is just closing would count as an error.
@@ -126,9 +129,15 @@ async def _run(
         known = {block["id"] for block in files.blocks}
         plans = list(_plans(servers, loads, config))
         missing = [plan for plan in plans if plan.identity not in known]
+        bare = {plan.identity for plan in plans} & known - files.with_requests
+        if config.keep_requests and bare:
+            raise InputError(
+                f"--keep-requests: {len(bare)} of {len(plans)} blocks are in {files.folder} already, without their "
+                "requests; measure into another folder"
+            )
         if len(missing) < len(plans):
             there = f"{len(plans) - len(missing)} of {len(plans)} blocks are in {files.folder} already"
-            console.print(there, soft_wrap=True, highlight=False)
+            console.print(Text(printable(there)), soft_wrap=True)
         measured = []
         with progress_bar(console, len(missing), _describe, first="starting") as advance:
             for plan in missing:
@@ -209,7 +218,7 @@ async def _measure(plan: BlockPlan, config: BenchConfig) -> tuple[Block, list[Me
         **({} if first_error is None else {"first_error": first_error}),
         "client": _client(),
         "client_cpu_share": client_cpu_share,
-        "command": shlex.join(["irminsul", *sys.argv[1:]]),
+        "command": encodable(shlex.join(["irminsul", *sys.argv[1:]])),
     }
     return block, measured
 
@@ -250,7 +259,7 @@ async def _refuse_if_failed(plan: BlockPlan, measured: Sequence[Measured]) -> No
 def _describe(block: Block) -> str:
     ttft, settings = block["ttft_s"], block["settings"]
     errors = sum(block["errors"].values())
-    return (
+    return printable(
         f"{block['load']['name']}, {settings['pace']}, {block['server']['name']}, repeat {block['repeat'] + 1}: "
         f"TTFT {1000 * ttft['p50']:,.0f} ms, {block['requests_per_s']:.3g} requests/s"
         + (f", {errors} errors" if errors else "")

@@ -2,8 +2,9 @@
 
 import re
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -12,10 +13,13 @@ import httpx
 from irminsul.bench.client import error_message
 from irminsul.bench.load import Protocol
 from irminsul.errors import InputError, IrminsulError
+from irminsul.trace.lines import LineError, json_text, parse_object
 
 _TARGET = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)")
 _FLUSH_SECONDS = 30
+_LAST_PORT = 65_535
+_MOST_TOKENS = 1e15
 # What of SGLang's many settings makes a difference to these figures; absent ones are left out.
 _SGLANG_FACTS = (
     *("version", "load_format", "dtype", "kv_cache_dtype", "quantization", "tp_size", "dp_size", "pp_size"),
@@ -81,13 +85,22 @@ def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
 
 def _target(text: str) -> Target:
     match = _TARGET.fullmatch(text)
-    try:
-        url = httpx.URL(match[2].rstrip("/") if match else "")
-    except httpx.InvalidURL:
-        url = httpx.URL("")
-    if not match or url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query:
+    url = _url(match[2].rstrip("/")) if match else None
+    if not match or url is None:
         raise InputError(f"a server is written NAME=URL, like stock=http://127.0.0.1:30000, got {text!r}")
     return Target(match[1], str(url))
+
+
+def _url(text: str) -> httpx.URL | None:
+    """Read a server's URL; None if it is none."""
+    try:
+        url = httpx.URL(text)
+        is_http = url.scheme in ("http", "https") and bool(url.host)
+    except (httpx.InvalidURL, ValueError):
+        # ValueError: what is no text, and hosts that are no domain names.
+        return None
+    has_port = url.port is None or 1 <= url.port <= _LAST_PORT
+    return url if is_http and has_port and not url.userinfo and not url.query else None
 
 
 class Server:
@@ -181,14 +194,27 @@ class Server:
 def read_pool(exposition: str) -> PoolReading | None:
     """Read a pool from Prometheus' text format: SGLang's or the embedded server's; None if it is neither's.
 
-    Values of several ranks are added up.
+    Values of several ranks are added up. None, too, if one of them cannot be a number of tokens.
     """
+    reading = _pool_reading(_sums(exposition))
+    if reading is None or not all(value is None or abs(value) < _MOST_TOKENS for value in astuple(reading)):
+        return None
+    return reading
+
+
+def _sums(exposition: str) -> dict[str, float]:
+    """Add up the values of each name; lines whose value is no number are left out."""
     sums: dict[str, float] = {}
     for line in exposition.splitlines():
         match = _SAMPLE.match(line)
         if match:
             name = f"{match[1]} free" if 'state="free"' in (match[2] or "") else match[1]
-            sums[name] = sums.get(name, 0.0) + float(match[3])
+            with suppress(ValueError):
+                sums[name] = sums.get(name, 0.0) + float(match[3])
+    return sums
+
+
+def _pool_reading(sums: dict[str, float]) -> PoolReading | None:
     if "sglang:max_total_num_tokens" in sums:
         return PoolReading(
             sums["sglang:max_total_num_tokens"],
@@ -204,11 +230,16 @@ def read_pool(exposition: str) -> PoolReading | None:
 async def _facts(target: Target, http: httpx.AsyncClient, kind: Kind) -> dict[str, Any]:
     if kind is Kind.SGLANG:
         told = await _json(target, http, "/server_info")
-        return {name: told[name] for name in _SGLANG_FACTS if told.get(name) is not None} | _graphs(told)
+        return _plain(told, _SGLANG_FACTS) | _graphs(told)
     if kind is Kind.IRMINSUL:
         told = await _json(target, http, "/health")
-        return {name: told[name] for name in ("mode",) if name in told}
+        return _plain(told, ("mode",))
     return {}
+
+
+def _plain(told: dict[str, Any], names: Iterable[str]) -> dict[str, str | int | float]:
+    """Return the values of these names that are text, numbers or truth values."""
+    return {name: value for name in names if isinstance(value := told.get(name), str | int | float)}
 
 
 def _graphs(told: dict[str, Any]) -> dict[str, str]:
@@ -223,7 +254,7 @@ def _graphs(told: dict[str, Any]) -> dict[str, str]:
     }
 
 
-async def _json(target: Target, http: httpx.AsyncClient, path: str) -> Any:  # noqa: ANN401
+async def _json(target: Target, http: httpx.AsyncClient, path: str) -> dict[str, Any]:
     who = f"server {target.name} at {target.url}"
     try:
         response = await http.get(path)
@@ -234,9 +265,12 @@ async def _json(target: Target, http: httpx.AsyncClient, path: str) -> Any:  # n
     if response.status_code != httpx.codes.OK:
         raise InputError(f"{who} answers {path} with HTTP {response.status_code}")
     try:
-        return response.json()
-    except ValueError:
-        raise InputError(f"{who} answers {path} with what is no JSON") from None
+        told = parse_object(response.content.decode())
+        # 1e999 is read as infinity, which no result can hold.
+        json_text(told)
+    except (LineError, UnicodeDecodeError) as reason:
+        raise InputError(f"{who} answers {path} with what is no JSON object: {reason}") from None
+    return told
 
 
 def _reason(error: httpx.HTTPError) -> str:

@@ -82,7 +82,7 @@ def pool_change(before: PoolReading | None, after: PoolReading | None, *, flushe
         return None
     found: dict[str, float] = {}
     for name, reading in (("after", after),) if flushed else (("before", before), ("after", after)):
-        if reading.slots and reading.free_slots is not None:
+        if reading.slots is not None and reading.slots >= 1 and reading.free_slots is not None:
             found[f"occupied_{name}"] = 1 - reading.free_slots / reading.slots
     if after.slots is not None:
         found["slots"] = after.slots

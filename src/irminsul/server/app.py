@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from irminsul.api_key import check_api_key
 from irminsul.errors import InputError
 from irminsul.server.asgi import CountAnswers, LimitBody, RequireKey
 from irminsul.server.detokenize import Tokenizer
@@ -62,8 +63,8 @@ def create_app(
     """
     if default_max_tokens < 1 or max_body_bytes < 1:
         raise InputError("default_max_tokens and max_body_bytes must be >= 1")
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
-        raise InputError("the API key must be printable ASCII, not empty, without spaces around it")
+    if api_key is not None:
+        check_api_key(api_key)
     service = Service(runner, tokenizer, model_name, default_max_tokens, require_tenant=require_tenant)
     app = FastAPI(title="irminsul", lifespan=service.lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     max_total = max(MAX_TOTAL_BODY_BYTES, max_body_bytes)
