@@ -44,12 +44,14 @@ class ScriptedServer:
     only one, or ``"drop"``, which breaks the connection.
     """
 
-    def __init__(self, answer=None, *, owner="sglang", metrics=None, flush_status=200, key=None):
+    def __init__(self, answer=None, *, owner="sglang", metrics=None, flush_status=200, key=None, pages=None):
         self.answer = answer or (lambda body, number: chat_events())
         self.owner = owner
         self.metrics = metrics or (lambda: "")
         self.flush_status = flush_status
         self.key = key
+        self.pages = pages or {}
+        """Bodies of answers to GET that are not the usual ones, by path."""
         self.bodies = []
         self.paths = []
         self.spans = []
@@ -97,6 +99,8 @@ class ScriptedServer:
         self.paths.append(handler.path)
         if self.key and handler.headers.get("authorization") != f"Bearer {self.key}":
             return respond(handler, 401, b"{}")
+        if handler.path in self.pages:
+            return respond(handler, 200, self.pages[handler.path])
         if handler.path == "/v1/models":
             return respond(handler, 200, json.dumps({"data": [{"id": "m", "owned_by": self.owner}]}).encode())
         if handler.path == "/server_info":

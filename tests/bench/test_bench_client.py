@@ -123,6 +123,7 @@ def in_a_minute(*_):
 
 
 FIRST, SECOND, *_ = chat_events()
+DEEP = "[" * 100_000
 ABORTED = {"meta_info": {"finish_reason": {"type": "abort", "message": "no room"}}}
 
 
@@ -140,6 +141,11 @@ ABORTED = {"meta_info": {"finish_reason": {"type": "abort", "message": "no room"
         (lambda *_: [FIRST, SECOND, "{half", "[DONE]"], "malformed event", "JSONDecodeError", 0),
         (lambda *_: [FIRST, {"choices": [{}]}, "[DONE]"], "malformed event", "KeyError('delta')", 0),
         (lambda *_: [FIRST, "[]", "[DONE]"], "malformed event", "an object was expected, got list", 0),
+        (lambda *_: [FIRST, DEEP, "[DONE]"], "malformed event", "JSON nested too deeply", 0),
+        (refused(500, body=DEEP.encode()), "HTTP 500", "[[[", 0),
+        (refused(500, body=b'{"error": "half \\ud800"}'), "HTTP 500", "half ?", 0),
+        (refused(429, ("retry-after", "9" * 400)), "HTTP 429", "too many", 1e9),
+        (refused(429, ("retry-after", "Mon, 01 Jan 99999999999999999999 00:00:00 GMT")), "HTTP 429", "too many", 0),
         (lambda *_: [FIRST, "[DONE]"], "no output", "the stream had no token", 0),
         (lambda *_: [FIRST, 3, SECOND], "timeout", "ReadTimeout", 0),
     ],
@@ -148,6 +154,62 @@ def test_every_failure_has_a_name(scripted, answer, kind, message, wait):
     found = measure(scripted(answer=answer), timeout=1.5)
     assert (found.error, found.retry_after_s) == (kind, wait)
     assert message in found.message
+
+
+BAD_COUNTS = [True, "10", 1.0, -1, 10**15, None, [], {}]
+CLASSES = {"prefix": 1, "approximate_prefix": 2, "shifted": 3, "computed": 4}
+COUNTERS = {"prefix_tokens": 1, "approximate_prefix_tokens": 2, "shifted_tokens": 3, "computed_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("prompt_tokens", value) for value in BAD_COUNTS),
+        *(("completion_tokens", value) for value in BAD_COUNTS),
+        # None is how a server says that it does not tell.
+        *(("cached_tokens", value) for value in [*BAD_COUNTS, 11] if value is not None),
+        *((name, value) for name in CLASSES for value in [*BAD_COUNTS, 11]),
+    ],
+)
+def test_counts_that_can_be_none_are_an_error_of_the_request(scripted, name, value):
+    *stream, end, done = chat_events()
+    usage = end["usage"]
+    if name in CLASSES:
+        usage["irminsul"] = CLASSES | {name: value}
+    elif name == "cached_tokens":
+        usage["prompt_tokens_details"] = {name: value}
+    else:
+        usage[name] = value
+    found = measure(scripted(answer=lambda *_: [*stream, end, done]))
+    assert found.error == "malformed event"
+    assert found.message[len("ValueError(?") :].startswith(f"{name} must be a whole number from 0 to ")
+    assert found.token_classes is None
+
+
+@pytest.mark.parametrize(
+    ("info", "name"),
+    [
+        ({"prompt_tokens": True}, "prompt_tokens"),
+        ({"completion_tokens": float("nan")}, "completion_tokens"),
+        ({"cached_tokens": 11}, "cached_tokens"),
+        ({"irminsul": [COUNTERS | {"gaps": 1, "mode": "live", "shifted_tokens": 11}]}, "shifted"),
+        ({"irminsul": [COUNTERS | {"gaps": 1, "mode": "live", "computed_tokens": "4"}]}, "computed"),
+    ],
+)
+def test_counts_of_generate_are_looked_at_too(scripted, info, name):
+    event, *_ = ids_events()
+    event["meta_info"] |= info
+    found = measure(scripted(answer=lambda *_: [event, "[DONE]"]), NUMBERS, IDS)
+    assert found.error == "malformed event"
+    assert f"{name} must be a whole number from 0 to " in found.message
+
+
+def test_classes_of_a_prompt_that_was_retracted_need_not_add_up(scripted):
+    retracted = scripted(
+        answer=lambda *_: ids_events(irminsul=COUNTERS | {"gaps": 1, "mode": "live"}, prompt_tokens=99)
+    )
+    found = measure(retracted, NUMBERS, IDS)
+    assert (found.error, sum(found.token_classes.values()), found.prompt_tokens) == (None, 10, 99)
 
 
 def test_an_aborted_request_and_a_server_that_is_not_there(scripted):

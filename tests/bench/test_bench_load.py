@@ -1,6 +1,7 @@
 """Loads: logs and patterns as request bodies, in order, cut to what was asked for."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -116,6 +117,23 @@ def test_a_prompt_that_the_template_refuses_is_named(tmp_path, tokenizer_folder)
     path.write_text(json.dumps({"messages": [{"role": "developer", "content": "x"}]}) + "\n")
     with pytest.raises(InputError, match=r"log.jsonl, line 1: .*developers are not known here"):
         read_load(str(path), options(tokenizer_folder, Protocol.SGLANG_IDS))
+
+
+@pytest.mark.parametrize("member", ["messages", "tools"])
+def test_a_number_that_json_has_not_is_named_by_its_line(tmp_path, member):
+    path = tmp_path / "log.jsonl"
+    text = json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": []})
+    huge = '[{"role": "user", "content": "x", "weight": 1e999}]' if member == "messages" else '[{"minimum": 1e999}]'
+    path.write_text(
+        f"{text}\n" + json.dumps(json.loads(text) | {member: 0}).replace(f'"{member}": 0', f'"{member}": {huge}')
+    )
+    with pytest.raises(InputError, match=r"log\.jsonl:2 cannot be sent as JSON: Out of range float values"):
+        read_load(str(path), options(form="openai-chat"))
+
+
+def test_names_of_files_that_are_no_text(log):
+    load = read_load(str(log([("a", "", "x")], os.fsdecode(b"log\xff.jsonl"))), options())
+    assert (load.name, load.calls[0].place) == ("log?.jsonl", "log?.jsonl:1")
 
 
 def test_tenants_that_are_not_sent_are_noted(tmp_path):

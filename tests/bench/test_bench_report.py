@@ -55,6 +55,19 @@ def test_of_a_server_that_has_changed_the_newest_blocks_count():
     assert report.facts[-1] == "3 older blocks of servers that have changed since are left out."
 
 
+def test_what_a_terminal_would_obey_is_written_out():
+    hostile = block()
+    hostile["server"] |= {"model": "m\x1b[2J\nServer b", "facts": {"version": "1\r2"}}
+    hostile["load"] |= {"name": "log\x07", "notes": ["a\u202eb"]}
+    text = markdown([hostile])
+    assert all(line.isprintable() for line in text.splitlines())
+    assert r"model m\x1b[2J\nServer b, version 1\r2." in text
+    assert r"Load log\x07: 10 calls" in text
+    assert r"; a\u202eb." in text
+    assert row(text.split("## Prompt")[1], r"log\x07", "1 at once", "stock")
+    assert "m\x1b[2J\nServer b" in to_html([hostile])
+
+
 def test_an_empty_folder_has_no_tables():
     assert markdown([]) == "No block has been measured.\n"
 

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from scripted_server import chat_events
 
-from irminsul.bench.results import only_writer, read_blocks
+from irminsul.bench.results import only_writer, read_blocks, read_requests
+from irminsul.bench.server import PoolReading, read_pool
+from irminsul.bench.summary import pool_change
 from irminsul.cli import main
 from irminsul.errors import InputError
 
@@ -244,6 +246,14 @@ def test_a_server_that_goes_away_in_a_block(bench, scripted, log, tmp_path, numb
         (["--protocol", "grpc"], "unknown protocol 'grpc'; valid protocols: openai, sglang-ids"),
         (["--concurrency", "0"], "concurrencies are whole numbers"),
         (["--concurrency", "1", "--arrival-rate", "1"], "not both"),
+        (["--server", "x=http://y:99999"], "a server is written NAME=URL"),
+        (["--server", "x=http://y:-1"], "a server is written NAME=URL"),
+        (["--server", "x=http://y:0"], "a server is written NAME=URL"),
+        (["--server", "x=http://xn--a"], "a server is written NAME=URL"),
+        (["--server", os.fsdecode(b"x=http://y/\xff")], "a server is written NAME=URL"),
+        (["--concurrency", "9" * 5000], "concurrencies are whole numbers"),
+        (["--arrival-rate", "0.0009"], "arrival rates are numbers of at least 0.001"),
+        (["--load", "rerank:8K", "--load", "rerank:8K", "--calls", "2"], "got the same calls twice in "),
         (["--think-time", "long"], "a think time is written like"),
         (["--format", "csv"], "unknown log format 'csv'"),
         (["--load", "nothing"], "neither a file nor a pattern"),
@@ -292,6 +302,83 @@ def test_the_key_is_sent_and_not_kept(bench, scripted, log, tmp_path, monkeypatc
     assert "hidden-key" not in (tmp_path / "out" / "blocks.jsonl").read_text()
 
 
+@pytest.mark.parametrize("key", ["k\u00e9y", "k\ney", " key"])
+def test_a_key_that_cannot_be_sent_is_refused(bench, scripted, log, tmp_path, monkeypatch, key):
+    monkeypatch.setenv("IRMINSUL_API_KEY", key)
+    server = scripted()
+    status, printed = bench("--server", f"s={server.url}", "--load", log(CALLS), "--out", tmp_path / "out")
+    assert (status, printed.err.count("\n"), server.paths) == (1, 1, [])
+    assert "the API key must be printable ASCII" in printed.err
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/server_info", "/health"])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"[" * 100_000, "JSON nested too deeply"),
+        (b"[]", "the line must be an object, got list"),
+        (b'{"data": NaN}', "not JSON: NaN is no number"),
+        (b'{"data": 1e999}', "a number is out of range"),
+        (b'{"data": ' + b"9" * 5000 + b"}", "a number is out of range"),
+        (b'{"data": "\\ud800"}', "holds half of a surrogate pair"),
+        (b'{"data": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+        (b"<html>", "not JSON"),
+    ],
+)
+def test_a_server_that_says_no_json_of_itself(bench, scripted, log, tmp_path, path, body, reason):
+    server = scripted(owner="irminsul" if path == "/health" else "sglang", pages={path: body})
+    status, printed = bench("--server", f"s={server.url}", "--load", log(CALLS), "--out", tmp_path / "out")
+    assert (status, printed.err.count("\n"), server.bodies) == (1, 1, [])
+    assert f"server s at {server.url} answers {path} with what is no JSON object: {reason}" in printed.err
+
+
+def test_settings_that_are_no_plain_values_are_left_out(bench, scripted, log, tmp_path):
+    told = {"version": "\x1b[2J", "page_size": {"a": [1]}, "tp_size": 2, "dtype": None, "disable_cuda_graph": False}
+    server = scripted(pages={"/server_info": json.dumps(told).encode()})
+    status, printed = bench("--server", f"s={server.url}", "--load", log(CALLS), "--out", tmp_path, "--repeats", 1)
+    assert status == 0
+    (block,) = read_blocks(tmp_path)
+    assert block["server"]["facts"] == {"version": "\x1b[2J", "tp_size": 2, "disable_cuda_graph": False}
+    assert r"version \x1b[2J, tp_size 2" in printed.out
+
+
+def test_names_and_messages_that_are_no_text_are_kept_so_that_they_can_be_read(bench, scripted, log, tmp_path):
+    def answer(body, number):
+        return [("status", 500, [], b'{"error": "\\ud800[/red]"}')] if number == 0 else chat_events()
+
+    path, out = log(CALLS, os.fsdecode(b"[red]log[bold]:cat:\x1b\xff.jsonl")), tmp_path / os.fsdecode(b"[/out]\xff")
+    arguments = ["--server", f"s={scripted(answer=answer).url}", "--load", path, "--out", out, "--repeats", 1]
+    status, printed = bench(*arguments, "--warm-up", 0, "--keep-requests")
+    assert status == 1
+    assert r"[red]log[bold]:cat:\x1b?.jsonl, 1 at once, s, repeat 1" in printed.err
+    assert r"[red]log[bold]:cat:\x1b?.jsonl" in printed.out
+    (block,) = read_blocks(out)
+    assert block["first_error"] == "HTTP 500: ?[/red]"
+    assert "[/out]?" in block["command"]
+    assert [request["message"] for request in read_requests(out)] == ["?[/red]", "", "", ""]
+    status, printed = bench(*arguments, "--warm-up", 0, "--keep-requests")
+    assert status == 0
+    assert r"1 of 1 blocks are in" in printed.err
+    assert r"[/out]\udcff already" in printed.err
+    assert bench(out, command="report")[0] == 0
+
+
+def test_requests_are_kept_of_all_blocks_or_the_folder_is_another_one(bench, scripted, log, tmp_path):
+    server = scripted()
+    arguments = ["--server", f"s={server.url}", "--load", log(CALLS), "--out", tmp_path / "out", "--warm-up", 0]
+    assert bench(*arguments, "--repeats", 1)[0] == 0
+    sent, before = len(server.bodies), (tmp_path / "out" / "blocks.jsonl").read_bytes()
+    status, printed = bench(*arguments, "--repeats", 3, "--keep-requests")
+    assert status == 1
+    assert "--keep-requests: 1 of 3 blocks are in" in printed.err
+    assert printed.err.endswith("already, without their requests; measure into another folder\n")
+    assert len(server.bodies) == sent
+    assert (tmp_path / "out" / "blocks.jsonl").read_bytes() == before
+    # Other blocks of the folder do not matter, and without the requests it goes on.
+    assert bench(*arguments, "--repeats", 1, "--keep-requests", "--max-tokens", 3)[0] == 0
+    assert bench(*arguments, "--repeats", 2)[0] == 0
+
+
 def test_arrivals_and_pauses_are_obeyed(bench, scripted, log, tmp_path):
     server = scripted(answer=lambda *_: [0.5, *chat_events()])
     status, _ = bench(
@@ -329,6 +416,34 @@ def test_pool_and_evictions_come_from_the_metrics(bench, scripted, log, tmp_path
     # SGLang's gauges do not hear of a flush: what they tell in front of a block is of what was flushed.
     assert first == pytest.approx({"occupied_after": 0.9, "slots": 1000, "evicted_tokens": 250})
     assert second["evicted_tokens"] == 50
+
+
+SLOTS = "sglang:max_total_num_tokens 1000\n"
+
+
+@pytest.mark.parametrize(
+    ("exposition", "reading"),
+    [
+        (SLOTS + "sglang:kv_available_tokens many\n", PoolReading(1000, None, None)),
+        # Not a pool's: summaries of nothing are NaN.
+        (SLOTS + "other NaN\nsglang:kv_available_tokens 3\n", PoolReading(1000, 3, None)),
+        *(
+            (SLOTS + f"sglang:kv_available_tokens {value}\n", None)
+            for value in ("NaN", "+Inf", "-Inf", "1e15", "1e999")
+        ),
+        (SLOTS + "sglang:evicted_tokens_total NaN\n", None),
+        ("sglang:max_total_num_tokens Inf\n", None),
+        ('irminsul_pool_slots{state="free"} 5\nirminsul_pool_slots{state="held"} NaN\n', None),
+        ('irminsul_pool_slots{state="free"} 5\nirminsul_pool_slots{state="held"} 4\n', PoolReading(9, 5, None)),
+    ],
+)
+def test_a_pool_with_impossible_numbers_is_not_known(exposition, reading):
+    assert read_pool(exposition) == reading
+
+
+def test_a_pool_of_nearly_nothing_has_no_shares():
+    tiny = PoolReading(5e-324, 1e14, None)
+    assert pool_change(tiny, tiny, flushed=False) == {"slots": 5e-324}
 
 
 def test_one_command_at_a_time_writes_to_a_folder(bench, scripted, log, tmp_path):
