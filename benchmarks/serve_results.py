@@ -7,7 +7,6 @@ second, ..., the median TTFT over sessions and repeats, and the tokens computed 
 """
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from irminsul.bench.results import REQUESTS, Block, read_blocks
+from irminsul.bench.results import BLOCKS, REQUESTS, Block, read_blocks, read_requests
+from irminsul.errors import InputError
+from irminsul.output_files import require_writable
 from sglang_ttft import commit
 
 
@@ -31,6 +32,8 @@ def collect(folder: Path) -> dict[str, Any]:
         InputError: there are no blocks, or they are damaged.
     """
     blocks = read_blocks(folder)
+    if not blocks:
+        raise InputError(f"{folder} has no block that is complete")
     last = blocks[-1]
     return {
         "what": "load over HTTP on stock SGLang and with the plugin, DeepSeek-V2-Lite shape, dummy weights",
@@ -62,22 +65,19 @@ def row_of(block: Block) -> dict[str, Any]:
             if block.get(f"{name}_s")
         },
         **{name: round(block[name], 4) for name in ("seconds", "requests_per_s", "in_flight", "client_cpu_share")},
-        "tokens": block["tokens"],
+        "tokens": block.get("tokens", {}),
         "pool": {name: round(value, 4) for name, value in block.get("pool", {}).items()},
     }
 
 
 def turns(folder: Path, blocks: list[Block]) -> list[dict[str, Any]]:
     """Return what became of the first, second, ... calls of sessions."""
-    path = folder / REQUESTS
-    if not path.exists():
-        return []
     known = {block["id"]: (load_name(block), block["settings"]["pace"], block["server"]["name"]) for block in blocks}
     of_session: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    with gzip.open(path, "rt") as file:
-        for request in map(json.loads, file):
-            if request["block"] in known and request["error"] is None:
-                of_session[request["block"], request["session"]].append(request)
+    for request in read_requests(folder):
+        # A server that does not tell classes has no turns to show.
+        if request["error"] is None and request["token_classes"] is not None:
+            of_session[request["block"], request["session"]].append(request)
     found: dict[tuple[str, str, str, int], list[dict[str, Any]]] = defaultdict(list)
     for (block, _), requests in of_session.items():
         for turn, request in enumerate(sorted(requests, key=lambda request: request["started_s"])):
@@ -116,7 +116,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    write(arguments.folder, arguments.out)
+    try:
+        require_writable(arguments.out, inputs=[arguments.folder / BLOCKS, arguments.folder / REQUESTS])
+        write(arguments.folder, arguments.out)
+    except InputError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import serve_loads
 import serve_on_gpu
 import serve_results
+from irminsul.errors import InputError
 
 
 def request(of, session, started_s, ttft_s, computed, error=None):
@@ -51,6 +52,32 @@ def test_rows_and_turns_of_a_study(study, tmp_path):
     first, second = found["turns"]
     assert (first["turn"], first["calls"], first["ttft_ms"], first["computed"]) == (0, 2, 200.0, 9)
     assert (second["turn"], second["calls"], second["ttft_ms"], second["computed"]) == (1, 1, 400.0, 1)
+
+
+def test_a_study_that_was_cut_short_keeps_what_is_whole(study, tmp_path):
+    with (study / "requests.jsonl.gz").open("ab") as file:
+        file.write(gzip.compress(b"of a block that was being written")[:-9])
+    with (study / "blocks.jsonl").open("a") as file:
+        file.write('{"format": 1, "id": "unfini')
+    found = serve_results.collect(study)
+    assert (len(found["rows"]), len(found["turns"])) == (2, 2)
+
+
+def test_a_server_that_does_not_count_tokens_has_rows_and_no_turns(study):
+    blocks = [json.loads(line) for line in (study / "blocks.jsonl").read_text().splitlines()]
+    for one in blocks:
+        del one["tokens"]
+    (study / "blocks.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in blocks))
+    untold = request("stock", 0, 1.0, 0.1, 5) | {"token_classes": None}
+    (study / "requests.jsonl.gz").write_bytes(gzip.compress(f"{json.dumps(untold)}\n".encode()))
+    found = serve_results.collect(study)
+    assert ([row["tokens"] for row in found["rows"]], found["turns"]) == ([{}, {}], [])
+
+
+def test_a_study_without_a_block_is_refused(tmp_path):
+    (tmp_path / "blocks.jsonl").write_text("")
+    with pytest.raises(InputError, match="no block that is complete"):
+        serve_results.collect(tmp_path)
 
 
 def test_a_working_set_counts_what_prompts_share_once():
