@@ -97,20 +97,16 @@ def test_the_verdict_keeps_its_thresholds(prompt: int, prefix: int, recovered: i
     assert changed.worth is worth
 
 
-@pytest.mark.parametrize(
-    ("half", "recovered", "is_told"), [(4095.0, 500, True), (4096.0, 500, False), (900.0, 0, False)]
-)
-def test_the_verdict_says_if_prompts_are_too_short_for_a_faster_first_token(
-    half: float, recovered: int, is_told: bool
-) -> None:
+@pytest.mark.parametrize(("recovered", "then", "said"), [(500, 99.0, True), (500, 90.0, False), (0, 99.0, False)])
+def test_a_saving_that_no_single_request_would_notice_is_said(recovered: int, then: float, said: bool) -> None:
     analysis = analysed(rag_log(2))
     changed = replace(
         analysis,
-        prompt_lengths=(100.0, 200.0, half, 9000.0, 9000.0),
         totals=replace(analysis.totals, prompt_tokens=1000, prefix_tokens=0),
         compute=replace(analysis.compute, tokens_now=1000, tokens_then=1000 - recovered),
+        ttft=replace(analysis.ttft, now_total_s=100.0, then_total_s=then),
     )
-    assert ("the first token hardly comes sooner" in changed.verdict) is is_told
+    assert ("TTFT would hardly change" in changed.verdict) is said
 
 
 def test_a_model_gives_flops() -> None:

@@ -49,9 +49,8 @@ SHARE_EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # The verdict. Prompt tokens saved are what the fleet's prefill shrinks by; the share of the tail is what is left of it.
 WORTH_PROMPT, MAYBE_PROMPT = 0.05, 0.01
 WORTH_TAIL, MAYBE_TAIL = 0.2, 0.1
-SHORT_PROMPT = 4096
-"""Tokens; on an H200 the first token of a shorter prompt took about as long whether it was computed or copied
-(docs/measured.md, Over HTTP)."""
+HARDLY = 0.02
+"""A smaller share of all TTFT is nothing that anybody would notice."""
 
 
 class Stages(Protocol):
@@ -254,25 +253,19 @@ class Analysis:
 
     @property
     def verdict(self) -> str:
-        """A sentence, and one more if most prompts are too short for a faster first token."""
+        """What it comes to, in words."""
         consequence = {
             Worth.YES: "worth turning on, if your own quality tests pass",
             Worth.MAYBE: "measure TTFT and quality on your own traffic before turning it on",
             Worth.NO: "not worth turning on for prefill alone",
         }[self.worth]
-        half = self.prompt_lengths[PERCENTILES.index(50)]
-        caveat = ""
-        if self.worth is not Worth.NO and half < SHORT_PROMPT:
-            caveat = (
-                f" Half of the prompts have {half:,.0f} tokens or fewer: below {SHORT_PROMPT:,} the first token hardly "
-                "comes sooner, and what is saved shows in throughput, if at all."
-            )
+        if self.worth is not Worth.NO and self.ttft.then_total_s > (1 - HARDLY) * self.ttft.now_total_s:
+            consequence += "; one request at a time, TTFT would hardly change: what is saved is throughput, if anything"
         change = "save another" if self.saved_tokens >= 0 else "add"
         return (
             f"Exact prefix already serves {self.prefix_share:.1%} of prompt tokens; irminsul would {change} "
             f"{abs(self.saved_share):.1%} ({abs(self.saved_tail_share):.1%} of what is computed now), and answer "
             f"{_share(self.approximate_calls, self.totals.calls):.0%} of calls on approximate rows: {consequence}."
-            + caveat
         )
 
 
