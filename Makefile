@@ -5,18 +5,23 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 SGLANG := $(VENV)/sglang
+LONG := fidelity reproduce
 
-.PHONY: demo test test-core test-sglang check bench soak clean
+.PHONY: demo test test-core test-sglang $(addprefix test-,$(LONG)) check bench soak clean
 
 demo: $(READY)
 	$(BIN)/irminsul model build smollm2-mla
 	$(BIN)/irminsul demo
 
 test: $(READY) $(SGLANG)/.ready
-	$(MAKE) --jobs 2 --output-sync test-core test-sglang
+	$(MAKE) --jobs 2 --output-sync test-sglang test-core $(addprefix test-,$(LONG))
 
 test-core: $(READY)
-	$(BIN)/python -m pytest --ignore tests/sglang
+	$(BIN)/python -m pytest $(addprefix --ignore tests/,sglang $(LONG))
+
+# Half of the rest's time, apart, so that two cores have work to the end.
+$(addprefix test-,$(LONG)): test-%: $(READY)
+	$(BIN)/python -m pytest tests/$*
 
 # SGLang's own classes and its server run on a CPU too; they lie in a folder that no other test sees.
 test-sglang: $(READY) $(SGLANG)/.ready
