@@ -40,9 +40,11 @@ import serve_results
 from irminsul.bench.pace import parse_paces
 from irminsul.bench.results import BLOCKS, read_blocks
 from irminsul.errors import InputError
+from irminsul.trace.lines import LineError, parse_object
 from sglang_ttft import DUMMY, LITE
+from steps import end
 
-START_LIMIT_S = 300
+START_LIMIT_S, END_LIMIT_S = 300, 30
 SERVERS = {"stock": {"SGLANG_PLUGINS": "none"}, "live": {}}
 """Variables of each."""
 FLAGS = {
@@ -134,11 +136,9 @@ def at_least_one(text: str) -> int:
 def flags_of_servers(text: str) -> dict[str, str | int | float | bool]:
     """Read flags for ``sglang serve``: names with underscores, and text, numbers or true."""
     try:
-        flags = json.loads(text)
-    except (ValueError, RecursionError):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:80]!r}") from None
-    if not isinstance(flags, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text[:80]!r}")
+        flags = parse_object(text)
+    except LineError as reason:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {reason}") from None
     for name, value in flags.items():
         if name in ("port", "model_path", "radix_cache_backend"):
             raise argparse.ArgumentTypeError(f"{name} is not to be chosen: this program sets it")
@@ -226,7 +226,7 @@ def servers(flags: dict[str, Any], logs: Path, port: int, ends: float) -> Iterat
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            stack.callback(end, started[name])
+            stack.callback(end, started[name], END_LIMIT_S)
             urls[name] = f"http://127.0.0.1:{own['port']}"
         for name, process in started.items():
             wait(urls[name], process, logs / f"{name}.log", min(ends, time.monotonic() + START_LIMIT_S))
@@ -251,17 +251,6 @@ def wait(url: str, process: subprocess.Popen[bytes], log: Path, deadline: float)
     sys.exit(
         f"{url} did not start; the end of {log}:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:])
     )
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a server and its children."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 if __name__ == "__main__":

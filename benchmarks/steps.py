@@ -140,13 +140,13 @@ def run_step(step: Step, out: Path, given: Mapping[str, Path], left_s: float, pl
     return {"step": step.name, "ended": ended, "seconds": round(time.monotonic() - started, 1)}
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a step, and whatever it has started and left."""
+def end(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> None:
+    """End a process that leads a session, and whatever it has started and left there."""
     # First as Ctrl-C would: a step's servers may be in sessions of their own, and only the step can end those.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(PATIENCE_S)
+        process.wait(patience_s)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -244,8 +244,9 @@ def _usable_runs(runs: Sequence[Run], tail: int, limit: int, policy: ReusePolicy
         run.slice(max(run.start, first), min(run.end, limit)) for run in runs if run.end > first and run.start < limit
     ]
     kept = [run for run in cut if run.length >= policy.min_run]
-    longest = sorted(kept, key=lambda run: (-run.length, run.start))[: policy.max_runs]
-    kept = _enough(sorted(longest, key=lambda run: run.start), kept, least)
+    if len(kept) > policy.max_runs:
+        longest = sorted(kept, key=lambda run: (-run.length, run.start))[: policy.max_runs]
+        kept = _enough(sorted(longest, key=lambda run: run.start), kept, least)
     kept = _drop_costly(kept, tail, policy.gap_cost)
     kept = _without_heads(kept, policy.recompute)
     return kept if sum(run.length for run in kept) >= policy.min_recovered else []

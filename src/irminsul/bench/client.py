@@ -29,7 +29,8 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 _LONGEST_MESSAGE = 300
 _LONGEST_WAIT_S = 1e9
 """Of what is believed; whoever waits has bounds of its own. Hundreds of digits are infinity, which no file can hold."""
-_MOST_TOKENS = 10**15 - 1
+LARGEST = 10**15
+"""A number this large, or larger, is no measurement; results hold none."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,7 @@ def _classes(prompt_tokens: int, counted: dict[str, Any] | None, cached_tokens: 
     return None
 
 
-def _count(name: str, value: object, most: int = _MOST_TOKENS) -> int:
+def _count(name: str, value: object, most: int = LARGEST - 1) -> int:
     """Return a number of tokens that a server told; ValueError if it can be none."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise ValueError(f"{name} must be a whole number from 0 to {most}, got {reprlib.repr(value)}")

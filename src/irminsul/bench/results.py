@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from irminsul.bench.client import Measured
+from irminsul.bench.client import LARGEST, Measured
 from irminsul.errors import InputError
 from irminsul.output_files import require_folder
 from irminsul.trace.lines import LineError, parse_object
@@ -180,14 +180,13 @@ def _at(block: Block, name: str) -> object:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and _is_number(value) and value >= 0
 
 
-_LARGEST = 1e15
 _CHECKS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     (
         "a string",
@@ -286,7 +285,7 @@ def _block_of(path: Path, member: _Member) -> str | None:
     """Return the block whose requests a member holds; None if it is not whole."""
     if member.text is None:
         return None
-    for request in _requests(path, member):
-        block: str = request["block"]
-        return block
-    raise InputError(f"cannot read {path}, move it away: a part of it holds no request")
+    first = next(_requests(path, member), None)
+    if first is None:
+        raise InputError(f"cannot read {path}, move it away: a part of it holds no request")
+    return str(first["block"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from irminsul.bench.client import error_message
+from irminsul.bench.client import LARGEST, error_message
 from irminsul.bench.load import Protocol
 from irminsul.errors import InputError, IrminsulError
 from irminsul.trace.lines import LineError, json_text, parse_object
@@ -19,7 +19,6 @@ _TARGET = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)")
 _FLUSH_SECONDS = 30
 _LAST_PORT = 65_535
-_MOST_TOKENS = 1e15
 # What of SGLang's many settings makes a difference to these figures; absent ones are left out.
 _SGLANG_FACTS = (
     *("version", "load_format", "dtype", "kv_cache_dtype", "quantization", "tp_size", "dp_size", "pp_size"),
@@ -197,7 +196,7 @@ def read_pool(exposition: str) -> PoolReading | None:
     Values of several ranks are added up. None, too, if one of them cannot be a number of tokens.
     """
     reading = _pool_reading(_sums(exposition))
-    if reading is None or not all(value is None or abs(value) < _MOST_TOKENS for value in astuple(reading)):
+    if reading is None or not all(value is None or abs(value) < LARGEST for value in astuple(reading)):
         return None
     return reading
 
